@@ -1,0 +1,1 @@
+"""CPU providers that may branch and size by data."""

@@ -1,0 +1,349 @@
+"""The configuration: frozen dataclasses, strict YAML, dotted overrides, and the origin of every value.
+
+Built once and never mutated. An unknown key is an error with a suggestion, because a misspelt limit that is silently
+ignored is found in production.
+"""
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+
+from xgr_runtime.errors import ConfigError
+from xgr_runtime.types import Normalization, OnOverflow, OnUnknown
+
+DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """path: Hugging Face directory. name and version appear in replies. dtype: of weights and KV on the device."""
+
+    path: str = ""
+    name: str = "default"
+    version: str = ""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+
+
+@dataclass(frozen=True)
+class TemplateConfig:
+    """Token ids around a history: prefix, then per item begin + SID tokens + end, separator between items, suffix."""
+
+    prefix_token_ids: tuple[int, ...] = ()
+    item_begin_token_ids: tuple[int, ...] = ()
+    item_end_token_ids: tuple[int, ...] = ()
+    separator_token_ids: tuple[int, ...] = ()
+    suffix_token_ids: tuple[int, ...] = ()
+    version: str = ""
+
+
+@dataclass(frozen=True)
+class SearchDefaults:
+    """Used where a request leaves a field out."""
+
+    beam_width: int = 50
+    num_results: int = 10
+    normalization: Normalization = "vocab"
+    on_overflow: OnOverflow = "truncate"
+    on_unknown: OnUnknown = "skip"
+
+
+@dataclass(frozen=True)
+class LimitsConfig:
+    """What one request may ask for; beyond it the request is refused by the field's name."""
+
+    max_beam_width: int = 1024
+    max_num_results: int = 2048
+    max_history_items: int = 1024
+    max_input_items: int = 20000
+    max_prompt_tokens: int = 4096
+    max_exclusions: int = 20000
+    max_tags: int = 64
+    max_searches: int = 1
+    max_message_bytes: int = 4 * 1024 * 1024
+    max_request_id_length: int = 128
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """A batch is closed when a capacity is reached or its first request has waited max_wait_ms."""
+
+    max_queue: int = 1024
+    max_batch_histories: int = 8
+    max_batch_tokens: int = 8192
+    max_batch_rows: int = 8192
+    max_wait_ms: float = 2.0
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """History KV pages and the head-room of catalogue slots."""
+
+    page_size_tokens: int = 16
+    num_pages: int = 0
+    catalog_slots: int = 2
+    catalog_headroom: float = 1.25
+    rule_rows: int = 8
+    rule_cache_bytes: int = 256 * 1024 * 1024
+    dense_level_bytes: int = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class OpsConfig:
+    """allow_reference: accept the torch reference of an op on an accelerator (slow; counted)."""
+
+    allow_reference: bool = False
+
+
+@dataclass(frozen=True)
+class ServiceConfig:
+    """Where `xgr serve` listens. port 0 takes a free port. drain_s: time given to requests at shutdown."""
+
+    host: str = "127.0.0.1"
+    port: int = 50051
+    drain_s: float = 20.0
+
+
+@dataclass(frozen=True)
+class RuntimeConfig:
+    """Everything an Engine and its service are built from. catalogs maps a name to a compiled catalogue file."""
+
+    device: Literal["auto", "npu", "cuda", "cpu"] = "auto"
+    model: ModelConfig = field(default_factory=ModelConfig)
+    template: TemplateConfig = field(default_factory=TemplateConfig)
+    catalogs: Mapping[str, str] = field(default_factory=dict)
+    default_catalog: str = ""
+    search: SearchDefaults = field(default_factory=SearchDefaults)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    ops: OpsConfig = field(default_factory=OpsConfig)
+    service: ServiceConfig = field(default_factory=ServiceConfig)
+
+    @classmethod
+    def from_yaml(cls, path: str | Path, overrides: Sequence[str] = ()) -> "RuntimeConfig":
+        """Read a YAML file and apply overrides "a.b=value" (values in YAML syntax)."""
+        return load_config(path, overrides).config
+
+
+@dataclass(frozen=True)
+class ResolvedConfig:
+    """A configuration and where each value that is not a default came from, by dotted name."""
+
+    config: RuntimeConfig
+    origins: Mapping[str, str]
+
+    def lines(self) -> list[str]:
+        """One "name = value  # origin" line per field."""
+        return [
+            f"{name} = {value!r}  # {self.origins.get(name, DEFAULT)}"
+            for name, value in _flatten(self.config, "")
+        ]
+
+
+def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> ResolvedConfig:
+    """Read `path` (None = only defaults), apply overrides, check every value.
+
+    Paths below `model.path` and `catalogs` that are relative are taken from the file's folder. Raises ConfigError.
+    """
+    origins: dict[str, str] = {}
+    tree: dict[str, Any] = {}
+    if path is not None:
+        tree = _read_yaml(Path(path))
+        _note_origins(tree, str(path), "", origins)
+        _resolve_paths(tree, Path(path).resolve().parent)
+    for text in overrides:
+        name, value = _parse_override(text)
+        _set(tree, name, value)
+        origins[name] = "--set"
+    config = _build(RuntimeConfig, tree, "")
+    check_config(config)
+    return ResolvedConfig(config, origins)
+
+
+def check_config(config: RuntimeConfig) -> None:
+    """Raise ConfigError for values of the right type that cannot work."""
+    positive: tuple[tuple[str, float], ...] = (
+        *(
+            (f"limits.{f.name}", getattr(config.limits, f.name))
+            for f in dataclasses.fields(config.limits)
+        ),
+        ("scheduler.max_queue", config.scheduler.max_queue),
+        ("scheduler.max_batch_histories", config.scheduler.max_batch_histories),
+        ("scheduler.max_batch_tokens", config.scheduler.max_batch_tokens),
+        ("scheduler.max_batch_rows", config.scheduler.max_batch_rows),
+        ("cache.page_size_tokens", config.cache.page_size_tokens),
+        ("cache.catalog_slots", config.cache.catalog_slots),
+        ("cache.rule_rows", config.cache.rule_rows),
+        ("search.beam_width", config.search.beam_width),
+        ("search.num_results", config.search.num_results),
+    )
+    for name, value in positive:
+        if value < 1:
+            raise ConfigError(f"{name} must be at least 1, got {value}")
+    if not 1.0 <= config.cache.catalog_headroom <= 16.0:
+        raise ConfigError(
+            f"cache.catalog_headroom must be in [1, 16], got {config.cache.catalog_headroom}"
+        )
+    if config.scheduler.max_wait_ms < 0:
+        raise ConfigError(
+            f"scheduler.max_wait_ms must not be negative, got {config.scheduler.max_wait_ms}"
+        )
+    if not 0 <= config.service.port <= 65535:
+        raise ConfigError(f"service.port must be in [0, 65535], got {config.service.port}")
+    pairs = (
+        (
+            "limits.max_beam_width",
+            config.limits.max_beam_width,
+            "scheduler.max_batch_rows",
+            config.scheduler.max_batch_rows,
+        ),
+        (
+            "limits.max_prompt_tokens",
+            config.limits.max_prompt_tokens,
+            "scheduler.max_batch_tokens",
+            config.scheduler.max_batch_tokens,
+        ),
+        (
+            "search.beam_width",
+            config.search.beam_width,
+            "limits.max_beam_width",
+            config.limits.max_beam_width,
+        ),
+        (
+            "search.num_results",
+            config.search.num_results,
+            "limits.max_num_results",
+            config.limits.max_num_results,
+        ),
+    )
+    for name, value, bound_name, bound in pairs:
+        if value > bound:
+            raise ConfigError(f"{name} must not exceed {bound_name} ({bound}), got {value}")
+    if config.default_catalog and config.default_catalog not in config.catalogs:
+        known = ", ".join(sorted(config.catalogs)) or "none"
+        raise ConfigError(
+            f"default_catalog {config.default_catalog!r} is not among catalogs ({known})"
+        )
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read configuration {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from error
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} must hold a mapping of options, got {type(tree).__name__}")
+    return tree
+
+
+def _note_origins(
+    tree: Mapping[str, Any], origin: str, prefix: str, origins: dict[str, str]
+) -> None:
+    for key, value in tree.items():
+        origins[f"{prefix}{key}"] = origin
+        if isinstance(value, dict):
+            _note_origins(value, origin, f"{prefix}{key}.", origins)
+
+
+def _resolve_paths(tree: dict[str, Any], folder: Path) -> None:
+    model, catalogs = tree.get("model"), tree.get("catalogs")
+    if isinstance(model, dict) and isinstance(model.get("path"), str) and model["path"]:
+        model["path"] = str(folder / model["path"])
+    if isinstance(catalogs, dict):
+        for name, value in catalogs.items():
+            if isinstance(value, str):
+                catalogs[name] = str(folder / value)
+
+
+def _parse_override(text: str) -> tuple[str, Any]:
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise ConfigError(f"an override must look like a.b=value, got {text!r}")
+    try:
+        return name.strip(), yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the value of override {text!r} is not YAML: {error}") from error
+
+
+def _set(tree: dict[str, Any], name: str, value: Any) -> None:
+    *parents, last = name.split(".")
+    for parent in parents:
+        tree = tree.setdefault(parent, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(f"{name}: {parent!r} is a value, not a section")
+    tree[last] = value
+
+
+_T = TypeVar("_T")
+
+
+def _build(cls: type[_T], tree: Any, prefix: str) -> _T:
+    if not isinstance(tree, dict):
+        raise ConfigError(
+            f"{prefix.rstrip('.') or 'the configuration'} must be a section, got {tree!r}"
+        )
+    hints = typing.get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for key, value in tree.items():
+        if key not in hints:
+            close = difflib.get_close_matches(str(key), hints, n=1)
+            hint = f"did you mean {prefix}{close[0]}?" if close else f"known: {', '.join(hints)}"
+            raise ConfigError(f"unknown option {prefix}{key}; {hint}")
+        values[key] = _convert(hints[key], value, f"{prefix}{key}")
+    return cls(**values)
+
+
+def _convert(hint: Any, value: Any, name: str) -> Any:
+    if dataclasses.is_dataclass(hint):
+        return _build(typing.cast("type[Any]", hint), value, f"{name}.")
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        if value not in args:
+            raise ConfigError(f"{name} must be one of {', '.join(map(str, args))}, got {value!r}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise ConfigError(f"{name} must be a list, got {value!r}")
+        return tuple(_convert(args[0], element, f"{name}[{i}]") for i, element in enumerate(value))
+    if origin is not None and issubclass(origin, Mapping):
+        if not isinstance(value, dict):
+            raise ConfigError(f"{name} must be a mapping, got {value!r}")
+        return types.MappingProxyType(
+            {
+                _convert(args[0], k, name): _convert(args[1], v, f"{name}.{k}")
+                for k, v in value.items()
+            }
+        )
+    return _scalar(hint, value, name)
+
+
+def _scalar(hint: type, value: Any, name: str) -> Any:
+    if hint is float and type(value) is int:
+        return float(value)
+    if type(value) is not hint:
+        raise ConfigError(f"{name} must be a {hint.__name__}, got {value!r}")
+    if hint is float and value != value:
+        raise ConfigError(f"{name} must be a number, got nan")
+    return value
+
+
+def _flatten(value: Any, prefix: str) -> list[tuple[str, Any]]:
+    if dataclasses.is_dataclass(value):
+        rows = []
+        for f in dataclasses.fields(value):
+            rows += _flatten(getattr(value, f.name), f"{prefix}.{f.name}" if prefix else f.name)
+        return rows
+    if isinstance(value, Mapping):
+        return [(prefix, dict(value))]
+    return [(prefix, value)]

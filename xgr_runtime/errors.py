@@ -1,0 +1,51 @@
+"""Errors a user of the runtime can meet. Everything else that is raised is a defect of the runtime."""
+
+from collections.abc import Sequence
+
+
+class XgrError(Exception):
+    """Base of all errors that the runtime raises on purpose."""
+
+
+class ConfigError(XgrError, ValueError):
+    """The configuration names something unknown, of the wrong type, or out of range."""
+
+
+class CatalogError(XgrError, ValueError):
+    """A catalogue source or compiled catalogue file is not acceptable."""
+
+
+class CheckpointError(XgrError, ValueError):
+    """A model directory is missing, incomplete, unsupported, or does not fit the catalogue."""
+
+
+class DeviceError(XgrError, RuntimeError):
+    """A device was asked for that is absent, or it refused an operation."""
+
+
+class OpUnavailable(XgrError, RuntimeError):
+    """No provider accepts an op on this device for these shapes; the message lists every reason."""
+
+
+class Overloaded(XgrError, RuntimeError):
+    """The queue is full; the request was not accepted and may be sent again later."""
+
+
+class DeadlineExceeded(XgrError, TimeoutError):
+    """The request's deadline passed before its answer was ready."""
+
+
+class EngineClosed(XgrError, RuntimeError):
+    """The engine is draining or closed and accepts no further requests."""
+
+
+class NotFound(XgrError, LookupError):
+    """A named catalogue or version is not loaded; the message lists the known ones."""
+
+
+class InvalidRequest(XgrError, ValueError):
+    """A request breaks the contract. `violations` lists (field path, description) pairs."""
+
+    def __init__(self, violations: Sequence[tuple[str, str]]) -> None:
+        self.violations = tuple(violations)
+        super().__init__("; ".join(f"{field}: {text}" for field, text in self.violations))

@@ -1,0 +1,1 @@
+"""Hardware abstraction: devices, the op registry, provider tables, tolerances."""

@@ -1,0 +1,61 @@
+"""The CPU as a device: everything is synchronous, a graph is a call."""
+
+import platform
+import resource
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from xgr_runtime.hal.device import Graph, MemoryInfo
+
+
+class _DoneEvent:
+    def is_done(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        return None
+
+
+class _EagerGraph:
+    def __init__(self, fn: Callable[[], None]) -> None:
+        self._fn = fn
+
+    def replay(self) -> None:
+        self._fn()
+
+
+class CpuDevice:
+    """The host processor."""
+
+    kind = "cpu"
+    capability = ""
+    is_capturing_supported = False
+
+    def __init__(self) -> None:
+        self.torch_device = torch.device("cpu")
+        self.name = platform.processor() or platform.machine()
+
+    def pinned_empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(tuple(shape), dtype=dtype)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        target.copy_(source)
+
+    def record_event(self) -> _DoneEvent:
+        return _DoneEvent()
+
+    @contextmanager
+    def segment(self, name: str) -> Iterator[None]:
+        yield
+
+    def capture(self, name: str, fn: Callable[[], None]) -> Graph:
+        return _EagerGraph(fn)
+
+    def memory(self) -> MemoryInfo:
+        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return MemoryInfo(used_bytes=peak_bytes, peak_bytes=peak_bytes, total_bytes=0)
+
+    def synchronize(self) -> None:
+        return None

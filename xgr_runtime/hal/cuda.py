@@ -1,0 +1,83 @@
+"""An NVIDIA GPU as a device. Work runs on one side stream, which capture needs; graphs share one memory pool."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from xgr_runtime.hal.device import Graph, MemoryInfo
+
+
+def why_no_cuda() -> str | None:
+    """None when a CUDA device can be opened, else the reason."""
+    if not torch.backends.cuda.is_built():
+        return f"torch {torch.__version__} is built without CUDA"
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device or driver"
+    return None
+
+
+class _CudaEvent:
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self._event = event
+
+    def is_done(self) -> bool:
+        return bool(self._event.query())
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+
+class CudaDevice:
+    """The process's current CUDA device."""
+
+    kind = "cuda"
+    is_capturing_supported = True
+
+    def __init__(self) -> None:
+        index = torch.cuda.current_device()
+        self.torch_device = torch.device("cuda", index)
+        self.name = torch.cuda.get_device_name(index)
+        major, minor = torch.cuda.get_device_capability(index)
+        self.capability = f"sm_{major}{minor}"
+        self._stream = torch.cuda.Stream(self.torch_device)
+        self._pool: tuple[int, int] | None = None
+
+    def pinned_empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+
+    def record_event(self) -> _CudaEvent:
+        event = torch.cuda.Event()
+        event.record(self._stream)
+        return _CudaEvent(event)
+
+    @contextmanager
+    def segment(self, name: str) -> Iterator[None]:
+        with torch.cuda.device(self.torch_device), torch.cuda.stream(self._stream):
+            yield
+
+    def capture(self, name: str, fn: Callable[[], None]) -> Graph:
+        graph = torch.cuda.CUDAGraph()
+        self._stream.synchronize()
+        with torch.cuda.stream(self._stream):
+            fn()
+        self._stream.synchronize()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            fn()
+        self._pool = self._pool or graph.pool()
+        return graph
+
+    def memory(self) -> MemoryInfo:
+        total = torch.cuda.get_device_properties(self.torch_device).total_memory
+        return MemoryInfo(
+            used_bytes=torch.cuda.memory_allocated(self.torch_device),
+            peak_bytes=torch.cuda.max_memory_reserved(self.torch_device),
+            total_bytes=total,
+        )
+
+    def synchronize(self) -> None:
+        self._stream.synchronize()

@@ -1,0 +1,72 @@
+"""What the runtime asks of a device: streams, events, copies, memory, and graphs. Nothing about ops.
+
+The contract is the strictest device's: inside a captured segment shapes are static, addresses are fixed, nothing is
+read by the host and nothing synchronises. CPU and CUDA fit under it.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True)
+class MemoryInfo:
+    """Bytes in use by this process, the peak since start, and the device's total (0 where it is not known)."""
+
+    used_bytes: int
+    peak_bytes: int
+    total_bytes: int
+
+
+class Event(Protocol):
+    """A point in a device's work."""
+
+    def is_done(self) -> bool: ...
+    def wait(self) -> None: ...
+
+
+class Graph(Protocol):
+    """A captured segment. `replay` repeats it on the same addresses."""
+
+    def replay(self) -> None: ...
+
+
+class Device(Protocol):
+    """One device of one process."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def capability(self) -> str: ...
+    @property
+    def torch_device(self) -> torch.device: ...
+    @property
+    def is_capturing_supported(self) -> bool: ...
+
+    def pinned_empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Host memory that copies to and from the device without staging."""
+        ...
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy between host and device, ordered on the current stream, without waiting."""
+        ...
+
+    def record_event(self) -> Event:
+        """An event after all work issued so far on the current stream."""
+        ...
+
+    def segment(self, name: str) -> AbstractContextManager[None]:
+        """Brackets a segment of a batch; a device may check its rules there."""
+        ...
+
+    def capture(self, name: str, fn: Callable[[], None]) -> Graph:
+        """Record `fn` (which only touches tensors that outlive the graph) as a graph. Runs nothing on real inputs."""
+        ...
+
+    def memory(self) -> MemoryInfo: ...
+    def synchronize(self) -> None: ...

@@ -1,0 +1,33 @@
+"""Which modules provide ops on which kind of device. They are imported on first use, never at package import."""
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+
+PROVIDER_MODULES: dict[str, tuple[str, ...]] = {
+    "cpu": ("xgr_ops.cpu.beam", "xgr_ops.cpu.attention"),
+    "cuda": (),
+}
+
+
+@dataclass(frozen=True)
+class LoadFailure:
+    """A provider module that could not be imported on this machine, and why."""
+
+    module: str
+    reason: str
+
+
+@cache
+def load_providers(device_kind: str) -> tuple[LoadFailure, ...]:
+    """Import the provider modules of `device_kind` once; returns those that could not be imported.
+
+    Only a missing module or shared library is a reason; any other exception is a defect and is raised.
+    """
+    failures = []
+    for module in PROVIDER_MODULES.get(device_kind, ()):
+        try:
+            import_module(module)
+        except (ImportError, OSError) as error:
+            failures.append(LoadFailure(module, f"could not be imported: {error}"))
+    return tuple(failures)

@@ -1,0 +1,183 @@
+"""The op registry: an op *is* its torch reference; providers register other functions against it.
+
+Binding happens once per bucket at warm-up and yields a plain callable, so that nothing is dispatched in the hot path.
+There is no silent fallback: a provider refuses with a reason, and when nobody is left `OpUnavailable` carries all
+reasons. On an accelerator the reference itself counts as a provider only when the configuration allows it.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
+
+from xgr_runtime.errors import OpUnavailable
+from xgr_runtime.hal.providers import load_providers
+
+if TYPE_CHECKING:
+    import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+REFERENCE = "reference"
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """What a provider may look at when it accepts or refuses: no tensors, only facts known at warm-up.
+
+    dims holds the op's static sizes by name (see each op's docstring). capability is the device's own string.
+    """
+
+    device_kind: str
+    dtype: "torch.dtype"
+    capability: str = ""
+    dims: Mapping[str, int] = field(default_factory=dict)
+
+
+Accepts = Callable[[OpSpec], str | None]
+
+
+@dataclass(frozen=True)
+class Impl(Generic[P, R]):
+    """One provider's function for one op on one kind of device."""
+
+    provider: str
+    device_kind: str
+    fn: Callable[P, R]
+    accepts: Accepts
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a provider was not bound."""
+
+    provider: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Binding(Generic[P, R]):
+    """The function bound for an op, who provides it, and who refused before."""
+
+    op_name: str
+    provider: str
+    fn: Callable[P, R]
+    refusals: tuple[Refusal, ...]
+
+
+class Op(Generic[P, R]):
+    """A declared op. Calling it runs the reference."""
+
+    def __init__(self, reference: Callable[P, R]) -> None:
+        self.name = reference.__name__
+        self.reference = reference
+        self.signature = inspect.signature(reference)
+        self.impls: list[Impl[P, R]] = []
+        self.__doc__ = reference.__doc__
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.reference(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<op {self.name}>"
+
+
+_OPS: "dict[str, Op[..., object]]" = {}
+
+
+def op(reference: Callable[P, R]) -> Op[P, R]:
+    """Declare an op by its torch reference. The function's name is the op's name and is a contract."""
+    declared = Op(reference)
+    if declared.name in _OPS:
+        raise ValueError(f"op {declared.name!r} is declared twice")
+    _OPS[declared.name] = declared  # type: ignore[assignment]
+    return declared
+
+
+def _accept_all(spec: OpSpec) -> str | None:
+    return None
+
+
+def impl(
+    target: Op[P, R], *, provider: str, device: str, accepts: Accepts = _accept_all
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Register a provider's function for `target` on `device`; its parameters must equal the reference's.
+
+    `accepts(spec)` returns None or the reason for a refusal; it never raises, copies or reads the environment.
+    """
+
+    def register(fn: Callable[P, R]) -> Callable[P, R]:
+        expected = [(p.name, p.kind, p.default) for p in target.signature.parameters.values()]
+        got = [(p.name, p.kind, p.default) for p in inspect.signature(fn).parameters.values()]
+        if expected != got:
+            raise TypeError(
+                f"{provider} provider of op {target.name!r} on {device}: parameters differ from the reference: "
+                f"expected {target.signature}, got {inspect.signature(fn)}"
+            )
+        if any(i.provider == provider and i.device_kind == device for i in target.impls):
+            raise ValueError(
+                f"{provider} provider of op {target.name!r} on {device} is registered twice"
+            )
+        target.impls.append(Impl(provider, device, fn, accepts))
+        return fn
+
+    return register
+
+
+def all_ops() -> "dict[str, Op[..., object]]":
+    """Every declared op by name (a copy)."""
+    load_reference_ops()
+    return dict(sorted(_OPS.items()))
+
+
+def load_reference_ops() -> None:
+    """Import every module below `xgr_runtime.hal.ops`, so that the registry is complete."""
+    from importlib import import_module  # noqa: PLC0415 - the op modules import this one
+    from pkgutil import iter_modules  # noqa: PLC0415
+
+    package = import_module("xgr_runtime.hal.ops")
+    for module in iter_modules(package.__path__):
+        import_module(f"{package.__name__}.{module.name}")
+
+
+def explain(
+    target: Op[P, R], spec: OpSpec, *, allow_reference: bool
+) -> tuple[Binding[P, R] | None, tuple[Refusal, ...]]:
+    """The binding `resolve` would make (or None), and the refusals on the way, unloadable modules included."""
+    refusals = [Refusal(f.module, f.reason) for f in load_providers(spec.device_kind)]
+    for candidate in target.impls:
+        if candidate.device_kind != spec.device_kind:
+            refusals.append(
+                Refusal(
+                    candidate.provider, f"is for {candidate.device_kind}, not {spec.device_kind}"
+                )
+            )
+            continue
+        reason = candidate.accepts(spec)
+        if reason is None:
+            return Binding(target.name, candidate.provider, candidate.fn, tuple(refusals)), tuple(
+                refusals
+            )
+        refusals.append(Refusal(candidate.provider, reason))
+    if spec.device_kind == "cpu" or allow_reference:
+        return Binding(target.name, REFERENCE, target.reference, tuple(refusals)), tuple(refusals)
+    refusals.append(
+        Refusal(
+            REFERENCE,
+            f"is not allowed on {spec.device_kind}; set ops.allow_reference: true to accept it",
+        )
+    )
+    return None, tuple(refusals)
+
+
+def resolve(target: Op[P, R], spec: OpSpec, *, allow_reference: bool) -> Binding[P, R]:
+    """Bind `target` for `spec`: the first provider that accepts, in registration order, then the reference.
+
+    Raises OpUnavailable with every provider's reason.
+    """
+    binding, refusals = explain(target, spec, allow_reference=allow_reference)
+    if binding is None:
+        reasons = "".join(f"\n  {r.provider}: {r.reason}" for r in refusals)
+        raise OpUnavailable(f"op {target.name!r} has no provider on {spec.device_kind}:{reasons}")
+    return binding

@@ -1,0 +1,1 @@
+"""Shared (history) and unshared (beam) key-value caches: layout, storage, page allocation."""

@@ -1,0 +1,1 @@
+"""Model architectures; every layer calls ops bound at warm-up."""

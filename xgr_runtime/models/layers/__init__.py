@@ -1,0 +1,1 @@
+"""Parts that architectures share: linear, embedding, attention sub-layer."""

@@ -1,0 +1,1 @@
+"""The gRPC service; the only package that knows the wire types."""

@@ -1,0 +1,1 @@
+"""Scheduling and execution: scheduler, engine, worker, model runner, graph runner."""
