@@ -1,0 +1,1 @@
+"""The demo: its data, its model and its yardsticks. Run from the repository root."""
