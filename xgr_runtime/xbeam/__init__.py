@@ -1,0 +1,1 @@
+"""Catalogue, trie, rules and the exact beam search over them."""

@@ -1,0 +1,258 @@
+"""A compiled catalogue: a mapped file with its trie, token tables and look-ups.
+
+`open` reads the header and nothing else, so a server can list and pin versions for the price of a system call.
+`verify` reads everything once; searches run on verified catalogues only. Arrays are read-only views into the mapping:
+they stay valid after `close` for whoever still holds them, and the memory goes with the last of them.
+
+Items are numbered by *position*: [0, num_servable) in (SID, weight descending, item id ascending) order, the items
+that are not servable behind them. SIDs are numbered by their rank, which is also their leaf in the trie.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from xgr_runtime.errors import CatalogError
+from xgr_runtime.xbeam.catalog_check import check_catalog
+from xgr_runtime.xbeam.catalog_file import MappedFile, map_file
+from xgr_runtime.xbeam.catalog_text import KeyIndex, Strings
+from xgr_runtime.xbeam.trie import Trie, find_leaves, index_dtype, leaf_sids, sum_leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import ArrayLike, NDArray
+
+
+class Catalog:
+    """One version of a catalogue. Make it with `Catalog.open`; it may be used from several threads.
+
+    Attributes:
+        path: the file.
+        version: name given by the builder, by default the digest.
+        digest: 16 hex digits over the content's checksums; equal content has an equal digest.
+        is_verified: whether `verify` has passed.
+        num_levels: number of codes of every SID.
+        num_codes: codes per level: the columns of the level's logits.
+        num_items: all items.
+        num_servable: items that can be recommended.
+        num_sids: distinct SIDs of servable items: the leaves.
+        token_of: per level int32 [num_codes], -1 = the code has no token.
+        trie: the prefix tree; `offsets` and `codes` are its arrays.
+        offsets: per level [nodes + 1], int32 or int64.
+        codes: per level [edges], uint16 or uint32.
+        max_fanout: the largest number of children of one node, per level.
+        item_ids: int64 [num_items] by position.
+    """
+
+    def __init__(self, file: MappedFile) -> None:
+        """Takes over a mapped file; raises CatalogError where its header does not describe a catalogue."""
+        meta, arrays = file.meta, {name: section.array for name, section in file.sections.items()}
+        self._file: MappedFile | None = file
+        self.path = file.path
+        self.is_verified = False
+        try:
+            self.version: str = meta["version"]
+            self.digest: str = meta["digest"]
+            self.num_items: int = meta["num_items"]
+            self.num_servable: int = meta["num_servable"]
+            self.num_codes: tuple[int, ...] = tuple(meta["num_codes"])
+            self.max_fanout: tuple[int, ...] = tuple(meta["max_fanout"])
+            self.num_levels = len(self.num_codes)
+            levels = range(self.num_levels)
+            self.token_of: tuple[NDArray[np.int32], ...] = tuple(
+                arrays[f"token_of_{level}"] for level in levels
+            )
+            self.offsets: tuple[NDArray[Any], ...] = tuple(
+                arrays[f"offsets_{level}"] for level in levels
+            )
+            self.codes: tuple[NDArray[Any], ...] = tuple(
+                arrays[f"codes_{level}"] for level in levels
+            )
+            self.trie = Trie(self.offsets, self.codes)
+            self.num_sids = len(self.codes[-1])
+            self.item_ids: NDArray[np.int64] = arrays["item_ids"]
+            self._id_order: NDArray[Any] = arrays["id_order"]
+        except (KeyError, TypeError, IndexError) as error:
+            raise CatalogError(
+                f"{file.path}: the header lacks {error}; build the catalogue again"
+            ) from error
+        self._stored_item_offsets: NDArray[Any] | None = arrays.get("sid_item_offsets")
+        self.weights: NDArray[np.float64] | None = arrays.get("weights")
+        self.other_sids: NDArray[Any] | None = arrays.get("other_sids")
+        self.titles = _strings(arrays, "title")
+        names = _strings(arrays, "key")
+        self.key_index = (
+            None if names is None else KeyIndex(names, arrays["key_hashes"], arrays["key_order"])
+        )
+        self.tag_names = _strings(arrays, "tag_name")
+        self.tag_offsets: NDArray[np.int64] | None = arrays.get("tag_offsets")
+        self.tagged_positions: NDArray[Any] | None = arrays.get("tag_positions")
+
+    @classmethod
+    def open(cls, path: str | Path) -> Catalog:
+        """Maps a catalogue; checks header, format version, section table and exact length, reads no content.
+
+        Raises:
+            CatalogError: the file is missing, foreign, newer, truncated, too long, or its header is damaged.
+        """
+        return cls(map_file(path))
+
+    def __enter__(self) -> Catalog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    if not TYPE_CHECKING:  # a type checker should still report attributes that do not exist
+
+        def __getattr__(self, name: str) -> Any:
+            if self.__dict__.get("_file", "") is None:
+                raise CatalogError(f"the catalogue {self.__dict__['path']} is closed")
+            raise AttributeError(f"'Catalog' object has no attribute {name!r}")
+
+    def close(self) -> None:
+        """Lets go of the mapping. Only `path`, `version` and `digest` can be used afterwards; may be called twice."""
+        kept = {name: self.__dict__[name] for name in ("path", "version", "digest")}
+        self.__dict__.clear()
+        self.__dict__.update(kept, _file=None, is_verified=False)
+
+    def verify(self) -> None:
+        """Checks every byte against its checksum and everything a search relies on; then `is_verified` is true.
+
+        Raises:
+            CatalogError: the content is damaged or contradicts itself; names the section or level.
+        """
+        file = self._file
+        if file is None:
+            raise CatalogError(f"the catalogue {self.path} is closed")
+        file.check_contents()
+        check_catalog(self)
+        self.is_verified = True
+
+    @property
+    def id_order(self) -> NDArray[Any]:
+        """Positions in the order of their item ids."""
+        return self._id_order
+
+    @cached_property
+    def sid_item_offsets(self) -> NDArray[Any]:
+        """[num_sids + 1]: the item positions of SID i are [offsets[i], offsets[i + 1])."""
+        if self._stored_item_offsets is not None:
+            return self._stored_item_offsets
+        return np.arange(self.num_sids + 1, dtype=index_dtype(self.num_sids))
+
+    @property
+    def has_unique_sids(self) -> bool:
+        """Whether every servable item has a SID of its own; then a position is a SID index."""
+        return self._stored_item_offsets is None
+
+    @cached_property
+    def sorted_ids(self) -> NDArray[np.int64]:
+        """All item ids, ascending: int64 [num_items]. Gathered on first use (`verify` is one)."""
+        ids: NDArray[np.int64] = self.item_ids[self._id_order]
+        return ids
+
+    @cached_property
+    def leaf_counts(self) -> tuple[NDArray[np.int32], ...]:
+        """Per level the number of SIDs below each edge: int32 [edges]. Computed on first use."""
+        return sum_leaves(self.trie, np.ones(self.num_sids, np.int32))
+
+    @cached_property
+    def tags(self) -> list[str]:
+        """The names of all tags, sorted."""
+        return [] if self.tag_names is None else self.tag_names.take(range(len(self.tag_names)))
+
+    @cached_property
+    def _tag_index(self) -> dict[str, int]:
+        return {name: index for index, name in enumerate(self.tags)}
+
+    def tag_positions(self, tag: str) -> NDArray[Any] | None:
+        """The positions of the items with a tag, ascending; None when no item of this catalogue ever had it."""
+        index = self._tag_index.get(tag)
+        if index is None or self.tag_offsets is None or self.tagged_positions is None:
+            return None
+        return self.tagged_positions[self.tag_offsets[index] : self.tag_offsets[index + 1]]
+
+    def positions_of_ids(self, ids: ArrayLike) -> NDArray[np.int64]:
+        """The position of each item id (int64 [n]), -1 for unknown ones."""
+        wanted = np.asarray(ids, np.int64)
+        at = np.searchsorted(self.sorted_ids, wanted)
+        at[at == self.num_items] = 0
+        return np.where(self.sorted_ids[at] == wanted, self._id_order[at], np.int64(-1))
+
+    def positions_of_keys(self, keys: Sequence[str]) -> NDArray[np.int64]:
+        """The position of the item with each key, -1 for unknown ones."""
+        if self.key_index is None:
+            return np.full(len(keys), -1, np.int64)
+        return self.key_index.find(keys)
+
+    def positions_of_sids(self, sids: ArrayLike) -> NDArray[np.int64]:
+        """The SID index of each row of codes (whole numbers [n, num_levels]), -1 where no servable item has it.
+
+        Raises:
+            CatalogError: `sids` has another shape or type.
+        """
+        codes = np.asarray(sids)
+        if codes.ndim != 2 or codes.shape[1] != self.num_levels or codes.dtype.kind not in "iu":
+            raise CatalogError(
+                f"SIDs must be whole numbers [n, {self.num_levels}], got shape {codes.shape} of {codes.dtype}"
+            )
+        return find_leaves(self.trie, codes)
+
+    def sids_of_leaves(self, sid_index: ArrayLike) -> NDArray[np.uint32]:
+        """The codes of each SID index: uint32 [n, num_levels]."""
+        return leaf_sids(self.trie, _checked(sid_index, self.num_sids, "SID index"))
+
+    def sids_of_positions(self, positions: ArrayLike) -> NDArray[np.uint32]:
+        """The codes of each item, servable or not: uint32 [n, num_levels]."""
+        at = _checked(positions, self.num_items, "position")
+        leaves = self.sid_of_positions(at)
+        if self.other_sids is None:
+            return leaf_sids(self.trie, leaves)
+        result = np.empty((len(at), self.num_levels), np.uint32)
+        is_leaf = leaves >= 0
+        result[is_leaf] = leaf_sids(self.trie, leaves[is_leaf])
+        result[~is_leaf] = self.other_sids[at[~is_leaf] - self.num_servable]
+        return result
+
+    def sid_of_positions(self, positions: ArrayLike) -> NDArray[np.int64]:
+        """The SID index of each item, -1 for items that are not servable."""
+        at = _checked(positions, self.num_items, "position")
+        offsets = self._stored_item_offsets
+        leaves = at
+        if offsets is not None:
+            leaves = np.searchsorted(offsets, at.astype(offsets.dtype), side="right") - 1
+        return np.where(at < self.num_servable, leaves, -1)
+
+    def weights_of(self, positions: ArrayLike) -> NDArray[np.float64]:
+        """The weight of each item."""
+        at = _checked(positions, self.num_items, "position")
+        return np.zeros(len(at)) if self.weights is None else self.weights[at]
+
+    def keys_of(self, positions: ArrayLike) -> list[str] | None:
+        """The key of each item ("" where it has none); None when the catalogue has no keys."""
+        at = _checked(positions, self.num_items, "position")
+        return None if self.key_index is None else self.key_index.keys.take(at.tolist())
+
+    def titles_of(self, positions: ArrayLike) -> list[str] | None:
+        """The title of each item ("" where it has none); None when the catalogue has no titles."""
+        at = _checked(positions, self.num_items, "position")
+        return None if self.titles is None else self.titles.take(at.tolist())
+
+
+def _strings(arrays: dict[str, NDArray[Any]], name: str) -> Strings | None:
+    if f"{name}_offsets" not in arrays:
+        return None
+    return Strings(arrays[f"{name}_offsets"], arrays[f"{name}_bytes"])
+
+
+def _checked(indices: ArrayLike, size: int, name: str) -> NDArray[np.int64]:
+    at = np.asarray(indices, np.int64)
+    if len(at) and not (int(at.min()) >= 0 and int(at.max()) < size):
+        raise IndexError(f"every {name} must be in [0, {size}), got {at.min()} to {at.max()}")
+    return at
