@@ -1,0 +1,1 @@
+"""The ops: each is declared by its torch reference, beside the docstring that is its contract."""
