@@ -1,0 +1,127 @@
+"""What every test runs under: the device asked for, the shared data, one thread, and the conservation of pages.
+
+Nothing here skips. A device that is absent is an error of the command line; tests whose data is absent are deselected,
+and the number of them and the reason are printed, so that a green run says what it did not run.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hypothesis
+import pytest
+import torch
+
+from tests.helpers.conservation import PageWatch
+from xgr_runtime.errors import DeviceError
+from xgr_runtime.hal.discovery import open_device
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from xgr_runtime.hal.device import Device
+
+DEVICE_KINDS = ("cpu", "cuda", "npu")
+DATA_VARIABLE = "XGR_TEST_DATA"
+DEFAULT_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+DEVICE = pytest.StashKey["Device"]()
+DESELECTED = pytest.StashKey[dict[str, int]]()
+
+# The suite is the same on every run; `--hypothesis-profile=explore` draws new examples.
+hypothesis.settings.register_profile("xgr", deadline=None, derandomize=True, max_examples=50)
+hypothesis.settings.register_profile("explore", deadline=None, max_examples=500)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device", choices=DEVICE_KINDS, default="cpu", help="the device that the tests run on"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    torch.set_num_threads(1)
+    if not config.getoption("hypothesis_profile", None):
+        hypothesis.settings.load_profile("xgr")
+    try:
+        config.stash[DEVICE] = open_device(config.getoption("device")).device
+    except DeviceError as error:
+        raise pytest.UsageError(str(error)) from error
+    config.stash[DESELECTED] = {}
+    data = os.environ.get(DATA_VARIABLE)
+    if data is not None and not Path(data).is_dir():
+        raise pytest.UsageError(f"{DATA_VARIABLE} must name a folder, got {data!r}")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    device = config.stash[DEVICE]
+    return f"device: {device.kind}, {device.name} {device.capability}".rstrip() + (
+        f", torch {torch.__version__}"
+    )
+
+
+def data_folder() -> Path:
+    """The folder of the shared test data; it need not exist."""
+    return Path(os.environ.get(DATA_VARIABLE, DEFAULT_DATA))
+
+
+def why_deselected(item: pytest.Item) -> str | None:
+    """Why a test does not belong to this run, None when it does."""
+    if item.get_closest_marker("shared_data") is not None and not data_folder().is_dir():
+        return f"need the shared test data, and {data_folder()} is absent (set {DATA_VARIABLE})"
+    marker = item.get_closest_marker("device")
+    kind = item.config.stash[DEVICE].kind
+    if marker is not None and kind not in marker.args:
+        return f"run only with --device {' or '.join(marker.args)}, this run has {kind}"
+    return None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    kept, dropped = [], []
+    for item in items:
+        reason = why_deselected(item)
+        if reason is None:
+            kept.append(item)
+        else:
+            dropped.append(item)
+            counts = config.stash[DESELECTED]
+            counts[reason] = counts.get(reason, 0) + 1
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = kept
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    for reason, count in sorted(config.stash[DESELECTED].items()):
+        terminalreporter.write_line(f"not run: {count} tests {reason}", yellow=True)
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> Device:
+    """The device of this run."""
+    return request.config.stash[DEVICE]
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of the shared test data, for tests marked `shared_data`."""
+    return data_folder()
+
+
+@pytest.fixture(scope="session")
+def page_watch() -> Iterator[PageWatch]:
+    """Knows every page allocator that is made during the session."""
+    watch = PageWatch()
+    with watch.watching():
+        yield watch
+
+
+@pytest.fixture(autouse=True)
+def pages_are_conserved(page_watch: PageWatch) -> Iterator[None]:
+    """After every test: no page allocator has lost or doubled a page, and idle engines hold none."""
+    yield
+    page_watch.check()
