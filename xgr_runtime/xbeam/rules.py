@@ -108,7 +108,7 @@ def build_rule_set(catalog: Catalog, expression: TagExpression) -> RuleSet:
     is_alive: NDArray[np.bool_] = item_alive
     sid_count = item_alive.astype(np.int32)
     if not catalog.has_unique_sids:
-        sid_count = np.add.reduceat(sid_count, catalog.sid_item_offsets[:-1])
+        sid_count = np.add.reduceat(sid_count, catalog.sid_item_offsets[:-1], dtype=np.int32)
         is_alive = sid_count > 0
     ones = sid_count if catalog.has_unique_sids else is_alive.astype(np.int32)
     remaining = sum_leaves(catalog.trie, ones)

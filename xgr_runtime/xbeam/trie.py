@@ -154,6 +154,6 @@ def sum_leaves(trie: Trie, leaf_values: NDArray[Any]) -> tuple[NDArray[np.int32]
     values = leaf_values.astype(np.int32, copy=False)
     result = [values]
     for level in range(trie.num_levels - 1, 0, -1):
-        values = np.add.reduceat(values, trie.offsets[level][:-1])
+        values = np.add.reduceat(values, trie.offsets[level][:-1], dtype=np.int32)
         result.append(values)
     return tuple(reversed(result))
