@@ -1,0 +1,88 @@
+"""The committed stubs belong to the committed .proto files; checked without the generator or the network."""
+
+import hashlib
+import pickle
+import re
+from pathlib import Path
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from tools import make_protos
+from xgr_runtime.service._pb.xgr.v1 import recommend_pb2 as pb
+from xgr_runtime.service._pb.xgr.v1 import status_pb2
+
+TYPE_NAMES = {
+    FieldDescriptor.TYPE_BOOL: "bool",
+    FieldDescriptor.TYPE_BYTES: "bytes",
+    FieldDescriptor.TYPE_DOUBLE: "double",
+    FieldDescriptor.TYPE_INT32: "int32",
+    FieldDescriptor.TYPE_INT64: "int64",
+    FieldDescriptor.TYPE_STRING: "string",
+    FieldDescriptor.TYPE_UINT32: "uint32",
+}
+FIELD = re.compile(r"^ +(repeated |optional )?([\w.]+) (\w+) = (\d+);(.*)$", re.MULTILINE)
+
+
+def type_name(field: FieldDescriptor) -> str:
+    if field.message_type is not None:
+        return str(field.message_type.name)
+    return field.enum_type.name if field.enum_type is not None else TYPE_NAMES[field.type]
+
+
+def fields_of_text(path: Path) -> set[tuple[str, str, int]]:
+    text = path.read_text(encoding="utf-8")
+    return {(t.rpartition(".")[2], name, int(n)) for _, t, name, n, _ in FIELD.findall(text)}
+
+
+def messages_of(descriptors: list[Descriptor]) -> list[Descriptor]:
+    return [m for d in descriptors for m in (d, *messages_of(list(d.nested_types)))]
+
+
+def test_stubs_have_every_field_of_the_proto_text() -> None:
+    for module, name in ((pb, "recommend.proto"), (status_pb2, "status.proto")):
+        assert f"xgr/v1/{name}" == module.DESCRIPTOR.name
+        messages = messages_of(list(module.DESCRIPTOR.message_types_by_name.values()))
+        in_stubs = {(type_name(f), f.name, f.number) for m in messages for f in m.fields}
+        assert in_stubs == fields_of_text(make_protos.PROTO_ROOT / "xgr" / "v1" / name)
+
+
+def test_checksums_of_protos_and_stubs_are_the_recorded_ones() -> None:
+    stubs = make_protos.committed()
+    recorded = stubs.pop(make_protos.SUMS)
+    assert make_protos.checksums(stubs) == recorded
+    names = dict(line.split("  ")[::-1] for line in recorded.splitlines())
+    proto = make_protos.PROTO_ROOT / "xgr" / "v1" / "recommend.proto"
+    assert names["proto/xgr/v1/recommend.proto"] == hashlib.sha256(proto.read_bytes()).hexdigest()
+
+
+def test_imports_are_moved_and_the_registered_name_is_not() -> None:
+    text = "from xgr.v1 import a_pb2 as x\nfrom google.protobuf import b\nf(D, 'xgr.v1.a_pb2', g)\nb'xgr/v1/a.proto'\n"
+    assert make_protos.move_imports(text) == (
+        "from xgr_runtime.service._pb.xgr.v1 import a_pb2 as x\nfrom google.protobuf import b\n"
+        "f(D, 'xgr_runtime.service._pb.xgr.v1.a_pb2', g)\nb'xgr/v1/a.proto'\n"
+    )
+
+
+def test_messages_pickle_by_the_moved_module_name() -> None:
+    message = pb.RecommendRequest(request_id="r", searches=[pb.Search(beam_width=3)])
+    assert pickle.loads(pickle.dumps(message)) == message
+
+
+def test_every_field_and_enum_value_is_explained() -> None:
+    """Users of grpcurl read the .proto; a field without a comment of its own or above it is an omission."""
+    text = (make_protos.PROTO_ROOT / "xgr" / "v1" / "recommend.proto").read_text(encoding="utf-8")
+    obvious = {"catalog_version", "model_version", "template_version", "status", "timings"}
+    bare = {name for _, _, name, _, rest in FIELD.findall(text) if "//" not in rest}
+    assert bare <= obvious
+
+
+def test_list_messages_are_packed() -> None:
+    messages = pb.DESCRIPTOR.message_types_by_name
+    assert pb.Int64Values(values=[1, 2, 3]).SerializeToString() == b"\x0a\x03\x01\x02\x03"
+    for message, name in (
+        ("Int64Values", "values"),
+        ("SidValues", "values"),
+        ("Search", "beam_widths"),
+        ("SearchResult", "beam_widths"),
+    ):
+        assert messages[message].fields_by_name[name].is_packed
