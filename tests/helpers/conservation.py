@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import weakref
 from contextlib import contextmanager
-from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
+
+import pytest
+
+from xgr_runtime.kvcache.allocator import PageAllocator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from xgr_runtime.kvcache.allocator import PageAllocator
 
 
 class PageWatch:
@@ -28,21 +28,15 @@ class PageWatch:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """While this is open, every new allocator is noted."""
-        if find_spec("xgr_runtime.kvcache.allocator") is None:
-            yield
-            return
-        allocator_class = import_module("xgr_runtime.kvcache.allocator").PageAllocator
-        original = allocator_class.__init__
+        original = PageAllocator.__init__
 
-        def init(allocator: PageAllocator, *args: object, **kwargs: object) -> None:
-            original(allocator, *args, **kwargs)
+        def init(allocator: PageAllocator, num_pages: int) -> None:
+            original(allocator, num_pages)
             self._of_this_test.append(allocator)
 
-        allocator_class.__init__ = init
-        try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(PageAllocator, "__init__", init)
             yield
-        finally:
-            allocator_class.__init__ = original
 
     def check(self) -> None:
         """Raises for an allocator whose pages do not add up; then starts the next test's list."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
 from tests.helpers.catalogs import random_catalog, scattered_tokens
@@ -23,6 +22,7 @@ from tests.helpers.tiny_models import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import numpy as np
     import numpy.typing as npt
 
     from tests.helpers.oracle import Sid
