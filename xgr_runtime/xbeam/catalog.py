@@ -18,7 +18,7 @@ import numpy as np
 from xgr_runtime.errors import CatalogError
 from xgr_runtime.xbeam.catalog_check import check_catalog
 from xgr_runtime.xbeam.catalog_file import MappedFile, map_file
-from xgr_runtime.xbeam.catalog_text import KeyIndex, Strings
+from xgr_runtime.xbeam.catalog_text import KeyIndex, Strings, TagIndex
 from xgr_runtime.xbeam.trie import Trie, find_leaves, index_dtype, leaf_sids, sum_leaves
 
 if TYPE_CHECKING:
@@ -47,51 +47,58 @@ class Catalog:
         codes: per level [edges], uint16 or uint32.
         max_fanout: the largest number of children of one node, per level.
         item_ids: int64 [num_items] by position.
+        id_order: positions in the order of their item ids.
+        weights: float64 [num_items] by position, None when all are 0.
+        other_sids: codes of the items that are not servable, None when there are none.
+        titles: packed titles by position, or None.
+        key_index: keys by position with their look-up, or None.
+        tag_index: tags with their items, or None.
     """
 
     def __init__(self, file: MappedFile) -> None:
         """Takes over a mapped file; raises CatalogError where its header does not describe a catalogue."""
-        meta, arrays = file.meta, {name: section.array for name, section in file.sections.items()}
         self._file: MappedFile | None = file
         self.path = file.path
         self.is_verified = False
         try:
-            self.version: str = meta["version"]
-            self.digest: str = meta["digest"]
-            self.num_items: int = meta["num_items"]
-            self.num_servable: int = meta["num_servable"]
-            self.num_codes: tuple[int, ...] = tuple(meta["num_codes"])
-            self.max_fanout: tuple[int, ...] = tuple(meta["max_fanout"])
-            self.num_levels = len(self.num_codes)
-            levels = range(self.num_levels)
-            self.token_of: tuple[NDArray[np.int32], ...] = tuple(
-                arrays[f"token_of_{level}"] for level in levels
-            )
-            self.offsets: tuple[NDArray[Any], ...] = tuple(
-                arrays[f"offsets_{level}"] for level in levels
-            )
-            self.codes: tuple[NDArray[Any], ...] = tuple(
-                arrays[f"codes_{level}"] for level in levels
-            )
-            self.trie = Trie(self.offsets, self.codes)
-            self.num_sids = len(self.codes[-1])
-            self.item_ids: NDArray[np.int64] = arrays["item_ids"]
-            self._id_order: NDArray[Any] = arrays["id_order"]
+            self._take(file.meta, {name: section.array for name, section in file.sections.items()})
         except (KeyError, TypeError, IndexError) as error:
             raise CatalogError(
                 f"{file.path}: the header lacks {error}; build the catalogue again"
             ) from error
+
+    def _take(self, meta: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
+        self.version: str = meta["version"]
+        self.digest: str = meta["digest"]
+        self.num_items: int = meta["num_items"]
+        self.num_servable: int = meta["num_servable"]
+        self.num_codes: tuple[int, ...] = tuple(meta["num_codes"])
+        self.max_fanout: tuple[int, ...] = tuple(meta["max_fanout"])
+        self.num_levels = len(self.num_codes)
+        levels = range(self.num_levels)
+        self.token_of: tuple[NDArray[np.int32], ...] = tuple(
+            arrays[f"token_of_{level}"] for level in levels
+        )
+        self.offsets: tuple[NDArray[Any], ...] = tuple(
+            arrays[f"offsets_{level}"] for level in levels
+        )
+        self.codes: tuple[NDArray[Any], ...] = tuple(arrays[f"codes_{level}"] for level in levels)
+        self.trie = Trie(self.offsets, self.codes)
+        self.num_sids = len(self.codes[-1])
+        self.item_ids: NDArray[np.int64] = arrays["item_ids"]
+        self.id_order: NDArray[Any] = arrays["id_order"]
         self._stored_item_offsets: NDArray[Any] | None = arrays.get("sid_item_offsets")
         self.weights: NDArray[np.float64] | None = arrays.get("weights")
         self.other_sids: NDArray[Any] | None = arrays.get("other_sids")
-        self.titles = _strings(arrays, "title")
-        names = _strings(arrays, "key")
-        self.key_index = (
-            None if names is None else KeyIndex(names, arrays["key_hashes"], arrays["key_order"])
-        )
-        self.tag_names = _strings(arrays, "tag_name")
-        self.tag_offsets: NDArray[np.int64] | None = arrays.get("tag_offsets")
-        self.tagged_positions: NDArray[Any] | None = arrays.get("tag_positions")
+        self.titles = self.key_index = self.tag_index = None
+        if "title_offsets" in arrays:
+            self.titles = Strings(arrays["title_offsets"], arrays["title_bytes"])
+        if "key_offsets" in arrays:
+            keys = Strings(arrays["key_offsets"], arrays["key_bytes"])
+            self.key_index = KeyIndex(keys, arrays["key_hashes"], arrays["key_order"])
+        if "tag_name_offsets" in arrays:
+            names = Strings(arrays["tag_name_offsets"], arrays["tag_name_bytes"])
+            self.tag_index = TagIndex(names, arrays["tag_offsets"], arrays["tag_positions"])
 
     @classmethod
     def open(cls, path: str | Path) -> Catalog:
@@ -134,11 +141,6 @@ class Catalog:
         check_catalog(self)
         self.is_verified = True
 
-    @property
-    def id_order(self) -> NDArray[Any]:
-        """Positions in the order of their item ids."""
-        return self._id_order
-
     @cached_property
     def sid_item_offsets(self) -> NDArray[Any]:
         """[num_sids + 1]: the item positions of SID i are [offsets[i], offsets[i + 1])."""
@@ -154,7 +156,7 @@ class Catalog:
     @cached_property
     def sorted_ids(self) -> NDArray[np.int64]:
         """All item ids, ascending: int64 [num_items]. Gathered on first use (`verify` is one)."""
-        ids: NDArray[np.int64] = self.item_ids[self._id_order]
+        ids: NDArray[np.int64] = self.item_ids[self.id_order]
         return ids
 
     @cached_property
@@ -165,25 +167,31 @@ class Catalog:
     @cached_property
     def tags(self) -> list[str]:
         """The names of all tags, sorted."""
-        return [] if self.tag_names is None else self.tag_names.take(range(len(self.tag_names)))
+        return (
+            []
+            if self.tag_index is None
+            else self.tag_index.names.take(range(len(self.tag_index.names)))
+        )
 
     @cached_property
-    def _tag_index(self) -> dict[str, int]:
-        return {name: index for index, name in enumerate(self.tags)}
+    def _tag_numbers(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.tags)}
 
     def tag_positions(self, tag: str) -> NDArray[Any] | None:
-        """The positions of the items with a tag, ascending; None when no item of this catalogue ever had it."""
-        index = self._tag_index.get(tag)
-        if index is None or self.tag_offsets is None or self.tagged_positions is None:
-            return None
-        return self.tagged_positions[self.tag_offsets[index] : self.tag_offsets[index + 1]]
+        """The positions of the items with a tag, ascending; None when the catalogue does not know the tag."""
+        number = self._tag_numbers.get(tag)
+        return (
+            None
+            if number is None or self.tag_index is None
+            else self.tag_index.positions_of(number)
+        )
 
     def positions_of_ids(self, ids: ArrayLike) -> NDArray[np.int64]:
         """The position of each item id (int64 [n]), -1 for unknown ones."""
         wanted = np.asarray(ids, np.int64)
         at = np.searchsorted(self.sorted_ids, wanted)
         at[at == self.num_items] = 0
-        return np.where(self.sorted_ids[at] == wanted, self._id_order[at], np.int64(-1))
+        return np.where(self.sorted_ids[at] == wanted, self.id_order[at], np.int64(-1))
 
     def positions_of_keys(self, keys: Sequence[str]) -> NDArray[np.int64]:
         """The position of the item with each key, -1 for unknown ones."""
@@ -243,12 +251,6 @@ class Catalog:
         """The title of each item ("" where it has none); None when the catalogue has no titles."""
         at = _checked(positions, self.num_items, "position")
         return None if self.titles is None else self.titles.take(at.tolist())
-
-
-def _strings(arrays: dict[str, NDArray[Any]], name: str) -> Strings | None:
-    if f"{name}_offsets" not in arrays:
-        return None
-    return Strings(arrays[f"{name}_offsets"], arrays[f"{name}_bytes"])
 
 
 def _checked(indices: ArrayLike, size: int, name: str) -> NDArray[np.int64]:

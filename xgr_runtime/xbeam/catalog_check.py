@@ -5,7 +5,7 @@ Checksums find damage; this finds files that were written wrong. Whole columns a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,8 +13,6 @@ from xgr_runtime.errors import CatalogError
 from xgr_runtime.xbeam.trie import check_trie, max_fanout
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from xgr_runtime.xbeam.catalog import Catalog
 
 
@@ -64,6 +62,11 @@ def _check_shapes(catalog: Catalog) -> None:
         all(array.ndim == 1 for array in one_a_row),
         "trie and token arrays have one dimension",
     )
+    signed = [*catalog.offsets, catalog.sid_item_offsets, catalog.id_order]
+    is_right = all(array.dtype in (np.int32, np.int64) for array in signed)
+    is_right &= all(codes.dtype in (np.uint16, np.uint32) for codes in catalog.codes)
+    is_right &= all(tokens.dtype == np.int32 for tokens in catalog.token_of)
+    _expect(catalog, is_right and catalog.item_ids.dtype == np.int64, "every array has its type")
     sizes = tuple(len(tokens) for tokens in catalog.token_of)
     _expect(catalog, sizes == catalog.num_codes, "every code has an entry in its token table")
     others = (0, levels) if catalog.other_sids is None else catalog.other_sids.shape
@@ -126,26 +129,5 @@ def _check_text_and_tags(catalog: Catalog) -> None:
         _expect(catalog, len(catalog.titles) == n, "every item has an entry for its title")
     if catalog.key_index is not None:
         catalog.key_index.check(n, where)
-    if catalog.tag_names is None or catalog.tag_offsets is None or catalog.tagged_positions is None:
-        return
-    catalog.tag_names.check(f"{where}: tags")
-    is_sorted = sorted(set(catalog.tags)) == catalog.tags
-    _expect(
-        catalog,
-        is_sorted and len(catalog.tags) + 1 == len(catalog.tag_offsets),
-        "tag names are sorted",
-    )
-    _check_postings(catalog, catalog.tag_offsets, catalog.tagged_positions)
-
-
-def _check_postings(catalog: Catalog, offsets: NDArray[np.int64], positions: NDArray[Any]) -> None:
-    is_right = (
-        offsets[0] == 0 and offsets[-1] == len(positions) and bool((np.diff(offsets) >= 0).all())
-    )
-    if is_right and len(positions):
-        is_right = int(positions.min()) >= 0 and int(positions.max()) < catalog.num_items
-        is_rising = positions[1:] > positions[:-1]
-        borders = offsets[1:-1]
-        is_rising[borders[(borders > 0) & (borders < len(positions))] - 1] = True
-        is_right = is_right and bool(is_rising.all())
-    _expect(catalog, bool(is_right), "the positions of a tag rise and are in range")
+    if catalog.tag_index is not None:
+        catalog.tag_index.check(n, where)

@@ -138,7 +138,7 @@ def describe(catalog: Catalog) -> dict[str, Any]:
         "num_codes": list(catalog.num_codes),
         "num_nodes": [len(codes) for codes in catalog.codes],
         "max_fanout": list(catalog.max_fanout),
-        "num_tags": 0 if catalog.tag_names is None else len(catalog.tag_names),
+        "num_tags": 0 if catalog.tag_index is None else len(catalog.tag_index.names),
         "has_keys": catalog.key_index is not None,
         "has_titles": catalog.titles is not None,
         "file_bytes": os.path.getsize(catalog.path),

@@ -109,6 +109,38 @@ class KeyIndex:
             raise CatalogError(f"{where}: the key index does not fit the keys")
 
 
+@dataclass(frozen=True)
+class TagIndex:
+    """Tags (sorted names) and, tag after tag, the ascending `positions` of the items that have it."""
+
+    names: Strings
+    offsets: NDArray[np.int64]
+    positions: NDArray[Any]
+
+    def positions_of(self, tag: int) -> NDArray[Any]:
+        return self.positions[self.offsets[tag] : self.offsets[tag + 1]]
+
+    def check(self, num_items: int, where: str) -> None:
+        """Checks names, offsets and positions; raises CatalogError."""
+        self.names.check(f"{where}: tags")
+        names = self.names.take(range(len(self.names)))
+        if sorted(set(names)) != names or len(names) + 1 != len(self.offsets):
+            raise CatalogError(f"{where}: the tag names must be sorted and have a range each")
+        if not self._has_rising_positions(num_items):
+            raise CatalogError(f"{where}: the positions of a tag must rise and be in range")
+
+    def _has_rising_positions(self, num_items: int) -> bool:
+        offsets, positions = self.offsets, self.positions
+        if offsets[0] != 0 or offsets[-1] != len(positions) or (np.diff(offsets) < 0).any():
+            return False
+        if not len(positions):
+            return True
+        is_rising = positions[1:] > positions[:-1]
+        borders = offsets[1:-1]
+        is_rising[borders[(borders > 0) & (borders < len(positions))] - 1] = True
+        return bool(is_rising.all() and positions.min() >= 0 and positions.max() < num_items)
+
+
 def index_keys(encoded: Sequence[bytes]) -> KeyIndex:
     """Builds the look-up over keys by item position; empty keys are left out."""
     present = np.flatnonzero(np.fromiter(map(len, encoded), np.int64, len(encoded)))

@@ -1,0 +1,328 @@
+"""The file: written whole or not at all, refused when anything is wrong with it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import struct
+import subprocess
+import sys
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from xgr_runtime.errors import CatalogError
+from xgr_runtime.xbeam.catalog import Catalog
+from xgr_runtime.xbeam.catalog_build import build_catalog
+from xgr_runtime.xbeam.catalog_file import map_file, section_table, write_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+DAMAGES = "not zero|is damaged|header is|lacks|no catalogue file|has catalogue format|truncated|too long|checksum mismatch"
+
+
+def build_full(path: Path) -> None:
+    """A catalogue with every kind of section."""
+    build_catalog(
+        path,
+        sids=[[0, 1], [0, 1], [1, 2], [2, 0], [1, 1]],
+        item_ids=[7, -3, 2**60, 4, 5],
+        keys=["k7", "k-3", None, "ключ", "k5"],
+        titles=["seven", "", "big", "четыре", "five"],
+        weights=[0.5, 1.5, 0, 0, 0],
+        servable=[True, True, True, True, False],
+        tags=[["a"], ["a", "b"], [], ["c"], ["b"]],
+        num_codes=[3, 3],
+        token_offsets=[10, 13],
+        version="v1",
+    )
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Path:
+    build_full(tmp_path / "full")
+    return tmp_path / "full"
+
+
+def open_and_verify(path: Path) -> None:
+    with Catalog.open(path) as catalog:
+        catalog.verify()
+
+
+def test_layout(full: Path) -> None:
+    """Header and alignment as documented, read with struct and json only."""
+    content = full.read_bytes()
+    magic, version, header_bytes, file_bytes, crc, reserved = struct.unpack(
+        "<8sIIQII", content[:32]
+    )
+    assert (magic, version, file_bytes, reserved) == (b"XGRCATLG", 1, len(content), 0)
+    assert crc == zlib.crc32(content[32 : 32 + header_bytes], zlib.crc32(content[:24] + bytes(8)))
+    end = 32 + header_bytes
+    for entry in json.loads(content[32:end])["sections"]:
+        start = end + -end % 64
+        assert not any(content[end:start])
+        end = start + int(np.prod(entry["shape"])) * np.dtype(entry["dtype"]).itemsize
+        assert zlib.crc32(content[start:end]) == entry["crc32"]
+    assert len(content) == end + -end % 64
+
+
+def test_a_flipped_bit_anywhere_is_refused(full: Path, tmp_path: Path) -> None:
+    """Prefix, header (every third byte), every byte of every gap and section; the bit moves along."""
+    content = full.read_bytes()
+    damaged = tmp_path / "damaged"
+    header_end = map_file(full).header_end
+    for index in (*range(32), *range(32, header_end, 3), *range(header_end, len(content))):
+        wrong = bytearray(content)
+        wrong[index] ^= 1 << (index % 8)
+        damaged.write_bytes(wrong)
+        with pytest.raises(CatalogError, match=DAMAGES):
+            open_and_verify(damaged)
+
+
+def test_damage_is_named(full: Path) -> None:
+    file = map_file(full)
+    for name, section in file.sections.items():
+        assert section.array.nbytes, name
+        content = bytearray(full.read_bytes())
+        content[section.start] ^= 4
+        full.write_bytes(content)
+        with (
+            Catalog.open(full) as catalog,
+            pytest.raises(CatalogError, match=f"section '{name}' is damaged"),
+        ):
+            catalog.verify()
+        content[section.start] ^= 4
+        full.write_bytes(content)
+    open_and_verify(full)
+
+
+@pytest.mark.parametrize("length", [0, 1, 31, 32, 100, 1000, -1, -64])
+def test_truncated_files_are_refused_at_open(full: Path, length: int) -> None:
+    full.write_bytes(full.read_bytes()[:length])
+    with pytest.raises(CatalogError, match=r"truncated|no catalogue file"):
+        Catalog.open(full)
+
+
+def test_long_foreign_and_newer_files_are_refused_at_open(full: Path) -> None:
+    content = full.read_bytes()
+    full.write_bytes(content + b"\0")
+    with pytest.raises(CatalogError, match=r"too long"):
+        Catalog.open(full)
+    full.write_bytes(b"\x93NUMPY" + content)
+    with pytest.raises(CatalogError, match=r"is no catalogue file: it starts with"):
+        Catalog.open(full)
+    full.write_bytes(content[:8] + struct.pack("<I", 2) + content[12:])
+    with pytest.raises(
+        CatalogError,
+        match=r"catalogue format 2, this version of xgr-runtime reads up to 1; upgrade",
+    ):
+        Catalog.open(full)
+
+
+def test_missing_file_and_folder(tmp_path: Path) -> None:
+    with pytest.raises(CatalogError, match=r"cannot open the catalogue .*No such file"):
+        Catalog.open(tmp_path / "absent")
+    with pytest.raises(CatalogError, match=r"cannot open the catalogue .*directory"):
+        Catalog.open(tmp_path)
+
+
+def rewrite(path: Path, changed: dict[str, NDArray[Any] | None], meta: dict[str, Any]) -> None:
+    """Writes the file again with some sections or numbers replaced, and checksums that fit."""
+    file = map_file(path)
+    sections = {name: section.array for name, section in file.sections.items()}
+    for name, array in changed.items():
+        if array is None:
+            del sections[name]
+        else:
+            sections[name] = array.astype(sections[name].dtype)
+    write_file(path, {**file.meta, **meta}, sections, section_table(sections))
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("token_of_0", [10, 11], "every code has an entry in its token table"),
+        ("token_of_0", [10, 10, 12], "the tokens of level 0 are distinct"),
+        ("token_of_0", [10, -1, 12], "the codes of level 0 have tokens"),
+        ("token_of_0", [10, -2, 12], "the tokens of level 0 are distinct"),
+        ("offsets_1", [0, 2, 2, 3], "level 1: node 1 has no child"),
+        ("offsets_0", [0, 2], "level 0: 2 offsets from 0 to 3"),
+        ("codes_0", [0, 2, 1], "level 0: the codes at edge 1 are not sorted"),
+        ("codes_1", [1, 2, 3], r"level 1: code 3 is outside \[0, 3\)"),
+        ("sid_item_offsets", [0, 2, 2, 4], "every SID has an item"),
+        ("sid_item_offsets", [0, 2, 3, 5], "every SID has an item"),
+        ("sid_item_offsets", [0, 1, 3, 4], None),
+        ("other_sids", [[1, 3]], "not servable have tokens in level 1"),
+        ("other_sids", [[1, 1, 1]], "items that are not servable have a SID"),
+        ("item_ids", [7, -3, 4, 5], "ids and weights exist once an item"),
+        ("item_ids", [-3, -3, 2**60, 4, 5], "item ids are distinct"),
+        ("id_order", [0, 3, 4, 1, 5], "the id order holds positions"),
+        ("id_order", [0, 3, 4, 1, -1], "the id order holds positions"),
+        ("id_order", [0, 4, 3, 1, 2], "item ids are distinct and their order is sorted"),
+        ("weights", [0.5, 1.5, 0, 0, 0], "the items of a SID are sorted by weight and id"),
+        ("key_order", [0, 0, 0, 0], "the key index does not fit the keys"),
+        ("key_order", [0, 1, 2, 9], "the key index does not fit the keys"),
+        ("key_hashes", [4, 3, 2, 1], "the key index does not fit the keys"),
+        ("key_offsets", [0, 3, 5, 5, 13], "the key index does not fit the keys|string offsets"),
+        ("title_offsets", [0, 0, 5, 9, 20, 24], "a string starts inside a character"),
+        (
+            "title_offsets",
+            [0, 0, 5, 9, 20, 25],
+            "string offsets must rise from 0 to 24",
+        ),
+        ("tag_name_bytes", [ord("b"), ord("a"), ord("c")], "the tag names must be sorted"),
+        ("tag_name_bytes", [ord("a"), ord("b"), 255], "the text is not UTF-8"),
+        ("tag_offsets", [0, 2, 4, 4], "the positions of a tag must rise and be in range"),
+        ("tag_positions", [1, 0, 0, 4, 3], "the positions of a tag must rise and be in range"),
+        ("tag_positions", [0, 1, 0, 4, 5], "the positions of a tag must rise and be in range"),
+        ("tag_positions", [0, 1, 0, 4, -1], "the positions of a tag must rise and be in range"),
+    ],
+)
+def test_wrong_structure_is_refused_by_verify(
+    full: Path, name: str, values: list[Any], message: str | None
+) -> None:
+    rewrite(full, {name: np.array(values)}, {})
+    with Catalog.open(full) as catalog:
+        if message is None:
+            catalog.verify()
+            return
+        with pytest.raises(CatalogError, match=message):
+            catalog.verify()
+        assert not catalog.is_verified
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {"num_items": 4},
+        {"num_servable": 5},
+        {"max_fanout": [3, 2]},
+        {"max_fanout": [3]},
+        {"num_codes": [3, 4]},
+    ],
+)
+def test_wrong_numbers_are_refused_by_verify(full: Path, meta: dict[str, Any]) -> None:
+    rewrite(full, {}, meta)
+    with (
+        Catalog.open(full) as catalog,
+        pytest.raises(CatalogError, match=r"contradicts itself|key index"),
+    ):
+        catalog.verify()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["item_ids", "id_order", "codes_1", "offsets_0", "token_of_1", "key_order", "tag_offsets"],
+)
+def test_missing_sections_are_refused_at_open(full: Path, name: str) -> None:
+    rewrite(full, {name: None}, {})
+    with pytest.raises(CatalogError, match=f"the header lacks '{name}'"):
+        Catalog.open(full)
+
+
+@pytest.mark.parametrize(
+    "name", ["item_ids", "id_order", "codes_1", "offsets_0", "token_of_1", "sid_item_offsets"]
+)
+def test_wrong_types_are_refused_by_verify(full: Path, name: str) -> None:
+    file = map_file(full)
+    sections = {name: section.array for name, section in file.sections.items()}
+    sections[name] = sections[name].astype(np.float64)
+    write_file(full, file.meta, sections, section_table(sections))
+    with (
+        Catalog.open(full) as catalog,
+        pytest.raises(CatalogError, match="every array has its type"),
+    ):
+        catalog.verify()
+
+
+def write_header(path: Path, header: object) -> None:
+    """A file whose prefix and checksum are right and whose header is `header`."""
+    text = json.dumps(header).encode()
+    size = -(-(32 + len(text)) // 64) * 64
+    prefix = struct.pack("<8sIIQ", b"XGRCATLG", 1, len(text), size)
+    crc = zlib.crc32(text, zlib.crc32(prefix + bytes(8)))
+    path.write_bytes((prefix + struct.pack("<II", crc, 0) + text).ljust(size, b"\0"))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        [],
+        {},
+        {"meta": {}, "sections": 3},
+        {"meta": {}, "sections": []},
+        {"meta": {}, "sections": [{"name": "a", "dtype": "|O", "shape": [1], "crc32": 0}]},
+        {"meta": {}, "sections": [{"name": "a", "dtype": "<i8", "shape": [-1], "crc32": 0}]},
+        {
+            "meta": {},
+            "sections": [{"name": "a", "dtype": "<i8", "shape": [2**40, 2**40], "crc32": 0}],
+        },
+        {"meta": {}, "sections": [{"name": "a", "dtype": "<i8", "shape": [0], "crc32": 0}] * 2},
+        {"meta": {}, "sections": [{"name": "a", "dtype": "<i8"}]},
+    ],
+)
+def test_wrong_headers_are_refused_at_open(tmp_path: Path, header: object) -> None:
+    write_header(tmp_path / "c", header)
+    with pytest.raises(
+        CatalogError, match=r"the header is not that of a catalogue|the header lacks"
+    ):
+        Catalog.open(tmp_path / "c")
+
+
+def test_replacing_a_file_leaves_open_catalogs_alone(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    build_catalog(path, sids=[[0], [1]], num_codes=[2], token_offsets=[0], version="one")
+    old = Catalog.open(path)
+    build_catalog(path, sids=[[1]], num_codes=[2], token_offsets=[0], version="two")
+    old.verify()
+    assert (old.version, old.num_items) == ("one", 2)
+    with Catalog.open(path) as new:
+        assert (new.version, new.num_items) == ("two", 1)
+    assert os.listdir(tmp_path) == ["c"]
+
+
+def test_permissions_follow_the_umask(tmp_path: Path) -> None:
+    old = os.umask(0o027)
+    try:
+        build_catalog(tmp_path / "c", sids=[[0]], num_codes=[1], token_offsets=[0])
+    finally:
+        os.umask(old)
+    assert (tmp_path / "c").stat().st_mode & 0o777 == 0o640
+
+
+def test_failed_writes_leave_nothing(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(CatalogError, match=r"cannot write the catalogue .*folder"):
+        build_catalog(tmp_path / "folder", sids=[[0]], num_codes=[1], token_offsets=[0])
+    with pytest.raises(CatalogError, match=r"cannot write the catalogue .*No such file"):
+        build_catalog(tmp_path / "absent" / "c", sids=[[0]], num_codes=[1], token_offsets=[0])
+    assert os.listdir(tmp_path) == ["folder"]
+    assert os.listdir(tmp_path / "folder") == []
+
+
+def test_a_write_that_fails_half_way_leaves_the_old_file(full: Path) -> None:
+    """A real limit on the size of files, in a process of its own."""
+    before = full.read_bytes()
+    limit = len(before) // 2
+    script = (
+        "import pathlib, sys; from tests.xbeam.test_catalog_file import build_full; "
+        "build_full(pathlib.Path(sys.argv[1]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", script, str(full)],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )
+    assert done.returncode == 1
+    assert f"cannot write the catalogue {full}: {os.strerror(errno.EFBIG)}" in done.stderr
+    assert full.read_bytes() == before
+    assert os.listdir(full.parent) == ["full"]
