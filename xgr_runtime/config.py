@@ -72,18 +72,26 @@ class LimitsConfig:
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """A batch is closed when a capacity is reached or its first request has waited max_wait_ms."""
+    """A batch is closed when a capacity is reached or its first request has waited max_wait_ms.
+
+    max_queue: requests accepted and not yet answered. patience_ms: a request without a deadline is due after it.
+    """
 
     max_queue: int = 1024
     max_batch_histories: int = 8
     max_batch_tokens: int = 8192
     max_batch_rows: int = 8192
     max_wait_ms: float = 2.0
+    patience_ms: float = 1000.0
 
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """History KV pages and the head-room of catalogue slots."""
+    """History KV pages, catalogue slots, rule sets.
+
+    num_pages 0: enough for a full batch. max_levels 0: as many as the configured catalogues have. catalog_slots and
+    catalog_headroom: versions loaded at once per catalogue, and how much larger a later version may be in place.
+    """
 
     page_size_tokens: int = 16
     num_pages: int = 0
@@ -92,6 +100,7 @@ class CacheConfig:
     rule_rows: int = 8
     rule_cache_bytes: int = 256 * 1024 * 1024
     dense_level_bytes: int = 8 * 1024 * 1024
+    max_levels: int = 0
 
 
 @dataclass(frozen=True)
@@ -115,6 +124,7 @@ class RuntimeConfig:
     """Everything an Engine and its service are built from. catalogs maps a name to a compiled catalogue file."""
 
     device: Literal["auto", "npu", "cuda", "cpu"] = "auto"
+    cpu_threads: int = 0
     model: ModelConfig = field(default_factory=ModelConfig)
     template: TemplateConfig = field(default_factory=TemplateConfig)
     catalogs: Mapping[str, str] = field(default_factory=dict)

@@ -32,6 +32,7 @@ class CpuDevice:
     kind = "cpu"
     capability = ""
     is_capturing_supported = False
+    is_graph_per_round = False
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")

@@ -33,6 +33,7 @@ class CudaDevice:
 
     kind = "cuda"
     is_capturing_supported = True
+    is_graph_per_round = False
 
     def __init__(self) -> None:
         index = torch.cuda.current_device()

@@ -1,0 +1,74 @@
+"""From ranked semantic ids to ranked items: rank order, then weight descending, then item id ascending.
+
+The catalogue stores the items of a SID in that order, so expansion is concatenating ranges. Items that a rule or an
+exclusion removed are dropped here again, because their SID may live on through another item.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from xgr_runtime.types import Int64Array
+
+_LEAVES_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class RankedItems:
+    """positions: int64 [n] item positions in the catalogue; ranks: int64 [n] rank of each item's SID."""
+
+    positions: Int64Array
+    ranks: Int64Array
+
+
+def rank_items(
+    leaves: npt.NDArray[np.integer],
+    sid_item_offsets: npt.NDArray[np.integer],
+    item_alive: npt.NDArray[np.bool_] | None,
+    excluded_positions: npt.NDArray[np.integer],
+    num_results: int,
+    max_items_per_sid: int | None,
+) -> RankedItems:
+    """Expand `leaves` (SID indices, best first) into at most `num_results` items.
+
+    item_alive: bool [num_servable], or None when every item passes the tags. excluded_positions: sorted positions.
+    """
+    positions: list[Int64Array] = []
+    ranks: list[Int64Array] = []
+    found = 0
+    for first in range(0, len(leaves), _LEAVES_AT_ONCE):
+        chunk = np.asarray(leaves[first : first + _LEAVES_AT_ONCE], dtype=np.int64)
+        begin = sid_item_offsets[chunk].astype(np.int64)
+        counts = sid_item_offsets[chunk + 1].astype(np.int64) - begin
+        rank = np.repeat(np.arange(first, first + len(chunk)), counts)
+        within = np.arange(len(rank)) - np.repeat(np.cumsum(counts) - counts, counts)
+        position = np.repeat(begin, counts) + within
+        keep = _kept(position, item_alive, excluded_positions)
+        position, rank = position[keep], rank[keep]
+        if max_items_per_sid is not None:
+            first_of_rank = np.searchsorted(rank, rank)
+            capped = np.arange(len(rank)) - first_of_rank < max_items_per_sid
+            position, rank = position[capped], rank[capped]
+        positions.append(position)
+        ranks.append(rank)
+        found += len(position)
+        if found >= num_results:
+            break
+    empty = np.zeros(0, np.int64)
+    return RankedItems(
+        np.concatenate([empty, *positions])[:num_results], np.concatenate([empty, *ranks])[:num_results]
+    )
+
+
+def _kept(
+    positions: Int64Array,
+    item_alive: npt.NDArray[np.bool_] | None,
+    excluded_positions: npt.NDArray[np.integer],
+) -> npt.NDArray[np.bool_]:
+    keep = np.ones(len(positions), dtype=bool) if item_alive is None else item_alive[positions]
+    if len(excluded_positions):
+        at = np.searchsorted(excluded_positions, positions)
+        at = np.minimum(at, len(excluded_positions) - 1)
+        keep = keep & (excluded_positions[at] != positions)
+    return keep

@@ -1,0 +1,94 @@
+"""All tensors of a running search, in one contiguous block: one device-to-host copy brings the whole outcome.
+
+Shape table (N = row capacity, L levels, S = search capacity):
+  block     int32 [3 L N + S + 1 + 4]   scores | nodes | parents of every level, then status_S1, then two int64 counters
+  codes     int32 [L, N]                code chosen at each level (device only)
+  root      one parent row per search: node 0, score 0
+  slots     int32 [2, N]                unshared KV slot of each row, before and after a reorder
+The row ranges (`start_S1`) and the search of each row are inputs of the batch, not state.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from xgr_runtime.hal.device import Device
+from xgr_runtime.hal.ops.beam import BeamRows
+
+
+@dataclass(frozen=True)
+class BeamOutcome:
+    """Host views of the state's block after a batch. scores fp32 [L, N], nodes and parents int32 [L, N]."""
+
+    scores_LN: torch.Tensor
+    nodes_LN: torch.Tensor
+    parents_LN: torch.Tensor
+    status_S1: torch.Tensor
+    counters: torch.Tensor
+
+
+class BeamState:
+    """Reused from batch to batch; nothing is allocated between rounds."""
+
+    def __init__(self, num_levels: int, row_capacity: int, search_capacity: int, device: Device) -> None:
+        self.num_levels, self.row_capacity, self.search_capacity = num_levels, row_capacity, search_capacity
+        rows = 3 * num_levels * row_capacity
+        size = rows + search_capacity + 1
+        self._counters_at = size + size % 2
+        self._block = torch.zeros(self._counters_at + 4, dtype=torch.int32, device=device.torch_device)
+        self._host_block = device.pinned_empty((self._counters_at + 4,), torch.int32)
+        self._views = self._split(self._block)
+        self.codes_LN = torch.zeros((num_levels, row_capacity), dtype=torch.int32, device=device.torch_device)
+        self.root_scores_S = torch.zeros(search_capacity, dtype=torch.float32, device=device.torch_device)
+        self.root_ints_S = torch.zeros((3, search_capacity), dtype=torch.int32, device=device.torch_device)
+        self.slots_2N = torch.zeros((2, row_capacity), dtype=torch.int32, device=device.torch_device)
+
+    @property
+    def status_S1(self) -> torch.Tensor:
+        """int32 [search capacity + 1]: 0, or 1 + the round whose normaliser read NaN or +inf."""
+        return self._views.status_S1
+
+    @property
+    def counters(self) -> torch.Tensor:
+        """int64 [2]: live parent rows, rows skipped by early termination."""
+        return self._views.counters
+
+    def reset(self) -> None:
+        """Make the root rows and the counters ready; part of the first segment."""
+        self.root_scores_S.zero_()
+        self.root_ints_S.zero_()
+        self.status_S1.zero_()
+        self.counters.zero_()
+
+    def root(self, num_searches: int, start_S1: torch.Tensor, search_of_row_N: torch.Tensor) -> BeamRows:
+        """The parent rows of round 0."""
+        node, parent, code = (row[:num_searches] for row in self.root_ints_S)
+        return BeamRows(self.root_scores_S[:num_searches], node, parent, code, start_S1, search_of_row_N)
+
+    def rows(self, level: int, num_rows: int, start_S1: torch.Tensor, search_of_row_N: torch.Tensor) -> BeamRows:
+        """The rows that round `level` writes, cut to the bucket's `num_rows`."""
+        return BeamRows(
+            self._views.scores_LN[level, :num_rows],
+            self._views.nodes_LN[level, :num_rows],
+            self._views.parents_LN[level, :num_rows],
+            self.codes_LN[level, :num_rows],
+            start_S1,
+            search_of_row_N,
+        )
+
+    def copy_to_host(self, device: Device) -> BeamOutcome:
+        """Issue the one copy of a batch's outcome; the views are valid once the device's work is done."""
+        device.copy(self._host_block, self._block)
+        return self._split(self._host_block)
+
+    def _split(self, block: torch.Tensor) -> BeamOutcome:
+        shape = (self.num_levels, self.row_capacity)
+        part = self.num_levels * self.row_capacity
+        status_end = 3 * part + self.search_capacity + 1
+        return BeamOutcome(
+            scores_LN=block[:part].view(torch.float32).view(shape),
+            nodes_LN=block[part : 2 * part].view(shape),
+            parents_LN=block[2 * part : 3 * part].view(shape),
+            status_S1=block[3 * part : status_end],
+            counters=block[self._counters_at : self._counters_at + 4].view(torch.int64),
+        )

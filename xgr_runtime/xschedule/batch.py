@@ -1,0 +1,131 @@
+"""A batch as plain data: numpy arrays, ints and names. It can be pickled and sent to another process or host.
+
+It holds no tensor, catalogue or rule object: slots, versions and tag expressions stand for them. Packed tokens of all
+histories come one after the other; every search owns a range of packed beam rows per level.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from xgr_runtime.types import Int64Array, Normalization
+from xgr_runtime.xbeam.rules import TagExpression
+
+Int32Array = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class RuleRow:
+    """Which row of a slot's alive bits a search uses.
+
+    row: the rule set's row. scratch: index of the scratch row the search needs, or None without exclusions.
+    cleared: per level the edges its exclusions kill.
+    """
+
+    row: int
+    scratch: int | None
+    cleared: tuple[npt.NDArray[np.integer], ...]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """H histories and S searches over one catalogue slot and one normalisation.
+
+    token_ids_T, positions_T int64; kv_slots_T int64 (page * page size + offset) of every new token. q_start_H1: token
+    range of each history; kv_lens_H: its tokens in the shared KV; page_table_HP int32, padded with the null page 0.
+    history_of_S int32. widths_SL int32 [S, L]. rule_loads: (row, expression) to write before the batch runs.
+    """
+
+    batch_id: int
+    kind: Literal["full", "score"]
+    request_ids: tuple[str, ...]
+    slot_index: int
+    catalog_version: str
+    normalization: Normalization
+    token_ids_T: Int64Array
+    positions_T: Int64Array
+    kv_slots_T: Int64Array
+    q_start_H1: Int32Array
+    kv_lens_H: Int32Array
+    page_table_HP: Int32Array
+    history_of_S: Int32Array
+    widths_SL: Int32Array
+    rules: tuple[RuleRow, ...]
+    rule_loads: tuple[tuple[int, TagExpression], ...]
+
+    @property
+    def num_histories(self) -> int:
+        return len(self.kv_lens_H)
+
+    @property
+    def num_searches(self) -> int:
+        return len(self.history_of_S)
+
+    @property
+    def num_levels(self) -> int:
+        return int(self.widths_SL.shape[1])
+
+    def row_starts(self, level: int) -> Int32Array:
+        """int32 [S + 1]: rows of each search after round `level`; level -1 is the root, one row a search."""
+        if level < 0:
+            return np.arange(self.num_searches + 1, dtype=np.int32)
+        return _starts(self.widths_SL[:, level])
+
+    def slot_starts(self) -> Int32Array:
+        """int32 [S + 1]: unshared KV slots of each search, as many as its largest width."""
+        return _starts(self.widths_SL.max(axis=1))
+
+
+@dataclass(frozen=True)
+class BatchOutput:
+    """What came back. scores_LN fp32, nodes_LN and parents_LN int32 by level and packed row.
+
+    status_S: 0, or 1 + the round that failed. num_rows, num_rows_skipped: counters of the selection.
+    """
+
+    scores_LN: npt.NDArray[np.float32]
+    nodes_LN: Int32Array
+    parents_LN: Int32Array
+    status_S: Int32Array
+    num_rows: int
+    num_rows_skipped: int
+
+
+def _starts(sizes: npt.NDArray[np.integer]) -> Int32Array:
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class PackedHistories:
+    """The history half of a batch; see Batch for the arrays."""
+
+    token_ids_T: Int64Array
+    positions_T: Int64Array
+    kv_slots_T: Int64Array
+    q_start_H1: Int32Array
+    kv_lens_H: Int32Array
+    page_table_HP: Int32Array
+
+
+def pack_histories(
+    prompts: Sequence[Int64Array], pages: Sequence[Sequence[int]], page_size: int
+) -> PackedHistories:
+    """Pack prompts (token ids) whose tokens go to `pages`, in order, `page_size` tokens a page."""
+    lengths = np.asarray([len(prompt) for prompt in prompts], dtype=np.int64)
+    table = np.zeros((len(prompts), max((len(p) for p in pages), default=1) or 1), dtype=np.int32)
+    for row, owned in zip(table, pages, strict=True):
+        row[: len(owned)] = owned
+    positions = np.concatenate([np.arange(n, dtype=np.int64) for n in lengths])
+    history = np.repeat(np.arange(len(prompts)), lengths)
+    page = table[history, positions // page_size].astype(np.int64)
+    return PackedHistories(
+        token_ids_T=np.concatenate(prompts),
+        positions_T=positions,
+        kv_slots_T=page * page_size + positions % page_size,
+        q_start_H1=_starts(lengths),
+        kv_lens_H=lengths.astype(np.int32),
+        page_table_HP=table,
+    )

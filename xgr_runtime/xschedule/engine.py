@@ -1,0 +1,388 @@
+"""The engine: one model on one device. It queues requests, runs batches on its own thread, resolves futures.
+
+Requests are prepared (checked, rendered, rules resolved) on an intake thread, so neither the caller's event loop nor
+the device waits for a new tag expression. The loop thread owns the device.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+
+from xgr_runtime.config import RuntimeConfig
+from xgr_runtime.errors import ConfigError, EngineClosed, InvalidRequest, Overloaded
+from xgr_runtime.hal.device import Device
+from xgr_runtime.hal.discovery import open_device
+from xgr_runtime.kvcache.allocator import PageAllocator
+from xgr_runtime.models.base import RecModel
+from xgr_runtime.models.registry import load_model
+from xgr_runtime.models.version import checkpoint_digest
+from xgr_runtime.types import RecRequest, RecResult, Search
+from xgr_runtime.xbeam.catalog import Catalog
+from xgr_runtime.xbeam.rules import RuleCache
+from xgr_runtime.xbeam.template import Template
+from xgr_runtime.xschedule.batch import BatchOutput
+from xgr_runtime.xschedule.buckets import Capacities
+from xgr_runtime.xschedule.catalogs import CatalogStore
+from xgr_runtime.xschedule.intake import Intake
+from xgr_runtime.xschedule.model_runner import ModelRunner
+from xgr_runtime.xschedule.request import RequestState
+from xgr_runtime.xschedule.results import build_search_result, timings
+from xgr_runtime.xschedule.scheduler import Scheduled, Scheduler, fail_expired
+from xgr_runtime.xschedule.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """Use `Engine.from_config(config)` as a context manager, or call `start` and `close`."""
+
+    def __init__(
+        self, config: RuntimeConfig, device: Device, model: RecModel, model_version: str
+    ) -> None:
+        self.config, self.device = config, device
+        self._template = Template.from_config(config.template)
+        if not 0 <= self._template.min_token_id or self._template.max_token_id >= model.vocab_size:
+            raise ConfigError(
+                f"template token ids must be in [0, {model.vocab_size}), the model's vocabulary; got "
+                f"{self._template.min_token_id} to {self._template.max_token_id}"
+            )
+        if not config.catalogs:
+            raise ConfigError("catalogs must name at least one compiled catalogue file")
+        self.model_version = model_version
+        self._rule_cache = RuleCache(config.cache.rule_cache_bytes)
+        capacities = _capacities(config)
+        page_size = config.cache.page_size_tokens
+        num_pages = config.cache.num_pages or _default_num_pages(config)
+        self.allocator = PageAllocator(num_pages)
+        runner = ModelRunner(
+            model,
+            device,
+            getattr(torch, config.model.dtype),
+            capacities,
+            num_pages,
+            page_size,
+            allow_reference=config.ops.allow_reference,
+        )
+        self.runner = runner
+        self.catalogs = CatalogStore(
+            config.cache,
+            device,
+            model.head,
+            self._rule_cache,
+            capacities.num_searches,
+            self._drop_graphs,
+        )
+        self.worker = Worker(device, runner, self.catalogs.by_slot, self._rule_cache)
+        self._intake = Intake(config, self._template, self.catalogs, self._rule_cache, model.vocab_size)
+        self._scheduler = Scheduler(config.scheduler, self.allocator, page_size)
+        self._wake = threading.Condition()
+        self._num_waiting = 0
+        self._num_running = 0
+        self._is_draining = False
+        self._is_closed = False
+        self._failure: BaseException | None = None
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="xgr-intake")
+        self._thread: threading.Thread | None = None
+        for name, path in config.catalogs.items():
+            self.activate_catalog(name, self.load_catalog(name, path))
+
+    @classmethod
+    def from_config(cls, config: RuntimeConfig, device: Device | None = None) -> "Engine":
+        """Open the device, load the model and the catalogues. Raises ConfigError, DeviceError, CheckpointError, CatalogError."""
+        if device is None:
+            opened = open_device(config.device)
+            for kind, reason in opened.passed_over:
+                logger.warning("device auto: %s is not used: %s", kind, reason)
+            device = opened.device
+        if config.cpu_threads and device.kind == "cpu":
+            torch.set_num_threads(config.cpu_threads)
+        if not config.model.path:
+            raise ConfigError("model.path must name a Hugging Face model directory")
+        model = load_model(config.model.path, device.torch_device, getattr(torch, config.model.dtype))
+        version = config.model.version or checkpoint_digest(config.model.path)
+        return cls(config, device, model, version)
+
+    def start(self) -> None:
+        """Start the loop thread and run one small batch per catalogue, so that the first request finds all bound."""
+        if self._thread is not None:
+            return
+        self._thread = threading.Thread(target=self._loop, name="xgr-engine", daemon=True)
+        self._thread.start()
+        prompt = np.zeros(1, dtype=np.int64)
+        for name in self.config.catalogs:
+            search = Search(catalog=name)
+            self.recommend([RecRequest("warm-up", prompt_token_ids=prompt, searches=(search,))])
+
+    def __enter__(self) -> "Engine":
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def submit(self, request: RecRequest) -> RecResult:
+        """Queue a request and wait for its result; cancelling the waiting task gives everything back.
+
+        Raises InvalidRequest, NotFound, Overloaded, DeadlineExceeded, EngineClosed.
+        """
+        return await asyncio.wrap_future(self.submit_future(request))
+
+    def submit_future(self, request: RecRequest) -> "Future[RecResult]":
+        """Queue a request; the future holds its result or one of the errors of `submit`."""
+        future: Future[RecResult] = Future()
+        with self._wake:
+            if self._failure is not None:
+                raise EngineClosed(f"the engine stopped: {self._failure!r}") from self._failure
+            if self._is_draining or self._thread is None:
+                raise EngineClosed("the engine is closed or not started and accepts no requests")
+            if self._num_waiting >= self.config.scheduler.max_queue:
+                raise Overloaded(
+                    f"{self._num_waiting} requests are waiting, scheduler.max_queue is "
+                    f"{self.config.scheduler.max_queue}; send it again later"
+                )
+            self._num_waiting += 1
+        waiting = _Once(self._stop_waiting)
+        future.add_done_callback(lambda _: waiting())
+        self._pool.submit(self._prepare, request, future, waiting, time.monotonic())
+        return future
+
+    def recommend(self, requests: Sequence[RecRequest]) -> list[RecResult]:
+        """Answer requests in order, blocking. More than the queue holds are fed as it empties."""
+        results: list[RecResult] = []
+        step = self.config.scheduler.max_queue
+        for first in range(0, len(requests), step):
+            futures = [self.submit_future(request) for request in requests[first : first + step]]
+            results += [future.result() for future in futures]
+        return results
+
+    def load_catalog(self, name: str, path: str) -> str:
+        """Load a compiled catalogue beside the running version; returns its version. A bad file changes nothing."""
+        version = self.catalogs.load(name, path, self.runner.capacities.num_levels)
+        logger.info("catalogue %s: loaded version %s from %s", name, version, path)
+        return version
+
+    def activate_catalog(self, name: str, version: str) -> None:
+        """Use a loaded version for new requests; the version before stays loaded for a roll-back. Raises NotFound."""
+        self.catalogs.activate(name, version)
+        logger.info("catalogue %s: version %s is active", name, version)
+
+    def retire_catalog(self, name: str, version: str) -> None:
+        """Free a loaded version that is neither active nor in use."""
+        self.catalogs.retire(name, version)
+
+    def describe(self) -> dict[str, Any]:
+        """Device, model, catalogues, capacities and queue, as plain data."""
+        memory = self.device.memory()
+        return {
+            "device": {"kind": self.device.kind, "name": self.device.name},
+            "memory": {"used_bytes": memory.used_bytes, "peak_bytes": memory.peak_bytes},
+            "model": {"name": self.config.model.name, "version": self.model_version},
+            "template_version": self._template.version,
+            "catalogs": self.catalogs.describe(),
+            "num_waiting": self._num_waiting,
+            "num_free_pages": self.allocator.num_free,
+        }
+
+    def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests and wait for the accepted ones; False when some are left after `timeout_s`."""
+        end = time.monotonic() + timeout_s
+        with self._wake:
+            self._is_draining = True
+            self._wake.notify_all()
+            while self._num_waiting or self._num_running:
+                left = end - time.monotonic()
+                if left <= 0 or self._failure is not None:
+                    return False
+                self._wake.wait(left)
+        return True
+
+    def close(self) -> None:
+        """Refuse new requests, fail what still waits with EngineClosed, stop the threads. May be called twice."""
+        with self._wake:
+            self._is_draining = self._is_closed = True
+            self._wake.notify_all()
+        self._pool.shutdown(wait=True, cancel_futures=False)
+        if self._thread is not None:
+            self._thread.join()
+
+    def _prepare(
+        self, request: RecRequest, future: "Future[RecResult]", waiting: "_Once", arrival_s: float
+    ) -> None:
+        if future.cancelled():
+            return
+        try:
+            state = self._intake.prepare(request, arrival_s)
+            self._check_fits(state)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller must hear of it
+            _resolve(future, error)
+            return
+        state.future = future
+        with self._wake:
+            is_closed = self._is_closed or self._failure is not None
+            if not is_closed:
+                self._scheduler.add(state)
+                self._wake.notify_all()
+        # After `add`: a future that was cancelled meanwhile runs the callback at once, which takes it out again.
+        future.add_done_callback(lambda _: self._end(state))
+        if is_closed:
+            _resolve(future, EngineClosed("the engine closed before the request could run"))
+
+    def _check_fits(self, state: RequestState) -> None:
+        rows, limit = state.num_rows, self.config.scheduler.max_batch_rows
+        if rows > limit:
+            self._release(state)
+            raise InvalidRequest([("searches", f"need {rows} rows, scheduler.max_batch_rows is {limit}")])
+        pages = -(-state.num_tokens // self.config.cache.page_size_tokens)
+        if pages > self.allocator.num_pages - 1:
+            self._release(state)
+            raise InvalidRequest([("history", f"needs {pages} KV pages, cache.num_pages gives {self.allocator.num_pages - 1}")])
+
+    def _stop_waiting(self) -> None:
+        with self._wake:
+            self._num_waiting -= 1
+            self._wake.notify_all()
+
+    def _release(self, state: RequestState) -> None:
+        for search in state.searches:
+            self.catalogs.release(search.pinned)  # type: ignore[arg-type]
+
+    def _end(self, state: RequestState) -> None:
+        """Runs once per request, whatever its end: result, error or cancellation."""
+        with self._wake:
+            self._scheduler.discard(state)
+        self._release(state)
+
+    def _loop(self) -> None:
+        try:
+            while True:
+                scheduled = self._next_batch()
+                if scheduled is None:
+                    return
+                self._run(scheduled)
+        except BaseException as error:
+            logger.exception("the engine loop failed")
+            self._fail(error)
+            raise
+
+    def _next_batch(self) -> Scheduled | None:
+        """Wait for a batch; None when the engine is closed."""
+        while True:
+            with self._wake:
+                now = time.monotonic()
+                expired = self._scheduler.expire(now)
+                scheduled = None
+                if not expired and not self._is_closed:
+                    scheduled = self._scheduler.schedule(now, is_draining=self._is_draining)
+                if scheduled is not None:
+                    self._num_running += len(scheduled.states)
+                    return scheduled
+                if not expired:
+                    if self._is_closed:
+                        break
+                    self._wake.wait(self._scheduler.wait_s(now))
+            fail_expired(expired, time.monotonic(), lambda state, error: _resolve(state.future, error))
+        self._fail(EngineClosed("the engine closed before the request could run"))
+        return None
+
+    def _run(self, scheduled: Scheduled) -> None:
+        """Run a batch and resolve its futures. A batch that fails fails its own requests only."""
+        try:
+            output = self.worker.run(scheduled.batch)
+            end_s = time.monotonic()
+            outcomes: list[RecResult | Exception] = [
+                self._result(scheduled, output, index, end_s) for index in range(len(scheduled.states))
+            ]
+        except Exception as error:
+            logger.exception("batch %d failed: %s", scheduled.batch.batch_id, ", ".join(scheduled.batch.request_ids))
+            outcomes = [error] * len(scheduled.states)
+        with self._wake:
+            self._scheduler.complete(scheduled)
+        for state, outcome in zip(scheduled.states, outcomes, strict=True):
+            _resolve(state.future, outcome)
+        with self._wake:
+            self._num_running -= len(scheduled.states)
+            self._wake.notify_all()
+
+    def _result(self, scheduled: Scheduled, output: BatchOutput, index: int, end_s: float) -> RecResult:
+        state = scheduled.states[index]
+        return RecResult(
+            request_id=state.request.request_id,
+            results=(build_search_result(state.searches[0], scheduled.batch, output, index),),
+            num_history_used=state.num_history_used,
+            num_history_unknown=state.num_history_unknown,
+            num_prompt_tokens=state.num_tokens,
+            num_cached_tokens=0,
+            model_version=self.model_version,
+            template_version=self._template.version,
+            timings=timings(state, end_s),
+        )
+
+    def _fail(self, error: BaseException) -> None:
+        """Fail everything that waits; used when the loop ends."""
+        with self._wake:
+            if not isinstance(error, EngineClosed):
+                self._failure = error
+            states = self._scheduler.take_all()
+            self._wake.notify_all()
+        for state in states:
+            _resolve(state.future, EngineClosed(str(error)))
+
+    def _drop_graphs(self, slot_index: int) -> None:
+        self.worker.graphs.drop(lambda key: isinstance(key, tuple) and len(key) > 1 and key[1] == slot_index)
+
+
+class _Once:
+    """Calls a function at most once, from any thread."""
+
+    def __init__(self, fn: Any) -> None:
+        self._fn, self._lock, self._is_done = fn, threading.Lock(), False
+
+    def __call__(self) -> None:
+        with self._lock:
+            if self._is_done:
+                return
+            self._is_done = True
+        self._fn()
+
+
+def _resolve(future: "Future[RecResult]", outcome: "RecResult | BaseException") -> None:
+    """Set a future's outcome unless it was cancelled meanwhile."""
+    if not future.set_running_or_notify_cancel():
+        return
+    if isinstance(outcome, BaseException):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
+
+
+def _capacities(config: RuntimeConfig) -> Capacities:
+    limits, scheduler = config.limits, config.scheduler
+    num_levels = config.cache.max_levels or max(
+        (Catalog.open(path).num_levels for path in config.catalogs.values()), default=1
+    )
+    page_size = config.cache.page_size_tokens
+    return Capacities(
+        num_tokens=scheduler.max_batch_tokens,
+        num_histories=scheduler.max_batch_histories,
+        num_searches=scheduler.max_batch_histories,
+        num_rows=scheduler.max_batch_rows,
+        num_levels=num_levels,
+        max_history_tokens=limits.max_prompt_tokens,
+        num_pages_per_history=-(-limits.max_prompt_tokens // page_size),
+    )
+
+
+def _default_num_pages(config: RuntimeConfig) -> int:
+    """The null page, and enough for a full batch whose histories each waste part of a page."""
+    page_size = config.cache.page_size_tokens
+    return 1 + -(-config.scheduler.max_batch_tokens // page_size) + config.scheduler.max_batch_histories

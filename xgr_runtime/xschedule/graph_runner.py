@@ -1,0 +1,62 @@
+"""Runs a batch's segments, captured once per bucket where the device can capture.
+
+A `GraphPlan` is an ordered list of segments. Which parts of a batch share a segment is the device's choice: a GPU puts
+all rounds into one graph, an Ascend NPU keeps one graph per round. Nothing is read by the host between segments.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+from xgr_runtime.hal.device import Device, Graph
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A function over static buffers. Segments with an equal key are interchangeable."""
+
+    name: str
+    key: Hashable
+    run: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class GraphPlan:
+    """The segments of a batch, in order."""
+
+    segments: tuple[Segment, ...]
+
+
+class GraphRunner:
+    """Keeps the captured graphs of one device, the least recently used beyond `max_graphs` dropped."""
+
+    def __init__(self, device: Device, max_graphs: int = 256) -> None:
+        self._device = device
+        self._max_graphs = max_graphs
+        self._graphs: OrderedDict[Hashable, Graph] = OrderedDict()
+        self.num_captures = 0
+
+    def run(self, plan: GraphPlan) -> None:
+        """Run or replay every segment of the plan."""
+        for segment in plan.segments:
+            if not self._device.is_capturing_supported:
+                with self._device.segment(segment.name):
+                    segment.run()
+                continue
+            graph = self._graphs.get(segment.key) or self._capture(segment)
+            self._graphs.move_to_end(segment.key)
+            with self._device.segment(segment.name):
+                graph.replay()
+
+    def drop(self, is_stale: Callable[[Hashable], bool]) -> None:
+        """Forget the graphs whose key is stale, e.g. of a slot that no longer exists."""
+        for key in [key for key in self._graphs if is_stale(key)]:
+            del self._graphs[key]
+
+    def _capture(self, segment: Segment) -> Graph:
+        while len(self._graphs) >= self._max_graphs:
+            self._graphs.popitem(last=False)
+        graph = self._device.capture(segment.name, segment.run)
+        self.num_captures += 1
+        self._graphs[segment.key] = graph
+        return graph

@@ -1,0 +1,84 @@
+"""A request inside the engine: what was asked, what it became, where its answer goes."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from xgr_runtime.types import Int64Array, Normalization, RecRequest, RecResult
+from xgr_runtime.xbeam.catalog import Catalog
+from xgr_runtime.xbeam.rules import Cleared, RuleSet, TagExpression
+from xgr_runtime.xschedule.rule_rows import RuleRowTable
+
+
+class PinnedCatalog(Protocol):
+    """The version of a catalogue that a search started with; it stays loaded until the search ends."""
+
+    name: str
+    version: str
+    catalog: Catalog
+    slot_index: int
+    rule_rows: RuleRowTable
+
+
+@dataclass(frozen=True)
+class SearchState:
+    """One search with every default filled in and its rules resolved against the pinned catalogue."""
+
+    pinned: PinnedCatalog
+    normalization: Normalization
+    widths: tuple[int, ...]
+    num_results: int
+    max_items_per_sid: int | None
+    return_level_scores: bool
+    expression: TagExpression
+    rule_set: RuleSet
+    cleared: Cleared
+    num_unknown_exclusions: int
+
+    @property
+    def num_rows(self) -> int:
+        """Packed rows, and unshared KV slots, the search needs at most."""
+        return max(self.widths)
+
+    @property
+    def group(self) -> tuple[int, Normalization]:
+        """Searches of one group can share a batch."""
+        return (self.pinned.slot_index, self.normalization)
+
+    @property
+    def is_excluding(self) -> bool:
+        """True when exclusions kill edges, so that the search needs a scratch row of its own."""
+        return any(len(edges) for edges in self.cleared.edges)
+
+
+@dataclass(eq=False)
+class RequestState:
+    """A request from submission to its result. due_s orders the queue; deadline_s ends it."""
+
+    request: RecRequest
+    prompt_token_ids: Int64Array
+    searches: tuple[SearchState, ...]
+    num_history_used: int
+    num_history_unknown: int
+    arrival_s: float
+    due_s: float
+    future: "Future[RecResult]" = field(default_factory=Future)
+    pages: Sequence[int] = ()
+    start_s: float = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(search.num_rows for search in self.searches)
+
+
+def as_int64(values: Sequence[int] | npt.NDArray[np.integer]) -> Int64Array:
+    """The values as an int64 array."""
+    return np.asarray(values, dtype=np.int64).reshape(-1)

@@ -1,0 +1,175 @@
+"""Which requests run next, and with which pages and rows. Pure Python: no torch, no clock of its own, no threads.
+
+Earliest deadline first; a request without a deadline is due after `patience_s`, so it cannot starve. A batch is closed
+when a capacity is reached or its first request has waited `max_wait_ms`. Requests of another group (catalogue slot,
+normalisation) than the most urgent one wait for a later batch.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from xgr_runtime.config import SchedulerConfig
+from xgr_runtime.errors import DeadlineExceeded, Overloaded
+from xgr_runtime.kvcache.allocator import PageAllocator
+from xgr_runtime.xbeam.rules import TagExpression
+from xgr_runtime.xschedule.batch import Batch, RuleRow, pack_histories
+from xgr_runtime.xschedule.request import RequestState
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A batch and the requests it answers, in the order of its histories."""
+
+    batch: Batch
+    states: tuple[RequestState, ...]
+
+
+class Scheduler:
+    """Holds the queue. The caller serialises all calls."""
+
+    def __init__(self, config: SchedulerConfig, allocator: PageAllocator, page_size: int) -> None:
+        self._config = config
+        self._allocator = allocator
+        self._page_size = page_size
+        self._queue: list[RequestState] = []
+        self._num_batches = 0
+
+    @property
+    def num_queued(self) -> int:
+        return len(self._queue)
+
+    def add(self, state: RequestState) -> None:
+        """Queue a request. Raises Overloaded when the queue is full."""
+        if len(self._queue) >= self._config.max_queue:
+            raise Overloaded(
+                f"the queue holds {len(self._queue)} requests, scheduler.max_queue is {self._config.max_queue}"
+            )
+        self._queue.append(state)
+
+    def discard(self, state: RequestState) -> bool:
+        """Take a request out of the queue; False when it is not there."""
+        if state not in self._queue:
+            return False
+        self._queue.remove(state)
+        return True
+
+    def take_all(self) -> list[RequestState]:
+        """Empty the queue; the caller fails the futures."""
+        states, self._queue = self._queue, []
+        return states
+
+    def expire(self, now: float) -> list[RequestState]:
+        """Take out the requests whose deadline has passed; the caller fails their futures."""
+        expired = [s for s in self._queue if s.request.deadline_s is not None and s.request.deadline_s <= now]
+        if expired:
+            self._queue = [s for s in self._queue if s not in expired]
+        return expired
+
+    def wait_s(self, now: float) -> float | None:
+        """Seconds until a batch may be ready or a deadline passes; None with an empty queue."""
+        if not self._queue:
+            return None
+        ready = min(s.arrival_s for s in self._queue) + self._config.max_wait_ms / 1e3
+        deadlines = [s.request.deadline_s for s in self._queue if s.request.deadline_s is not None]
+        return max(0.0, min([ready, *deadlines]) - now)
+
+    def schedule(self, now: float, *, is_draining: bool = False) -> Scheduled | None:
+        """The next batch, or None when there is none yet. Draining closes batches at once."""
+        picked, is_full = self._pick()
+        if not picked:
+            return None
+        has_waited = now >= min(s.arrival_s for s in self._queue) + self._config.max_wait_ms / 1e3
+        if not (is_full or has_waited or is_draining):
+            return None
+        rows = self._place_rules(picked)
+        picked = picked[: len(rows)]
+        for state in picked:
+            state.pages = self._allocator.allocate(self._num_pages(state))
+            state.start_s = now
+            self._queue.remove(state)
+        return Scheduled(self._build(picked, rows), tuple(picked))
+
+    def complete(self, scheduled: Scheduled) -> None:
+        """Give back what the batch held."""
+        for state in scheduled.states:
+            self._allocator.free(state.pages)
+            state.pages = ()
+
+    def _num_pages(self, state: RequestState) -> int:
+        return -(-state.num_tokens // self._page_size)
+
+    def _pick(self) -> tuple[list[RequestState], bool]:
+        """Requests of the most urgent one's group that fit together, and whether a capacity stopped the list."""
+        config, picked = self._config, list[RequestState]()
+        tokens = rows = pages = 0
+        for state in sorted(self._queue, key=lambda s: (s.due_s, s.arrival_s)):
+            if picked and state.searches[0].group != picked[0].searches[0].group:
+                continue
+            fits = (
+                len(picked) < config.max_batch_histories
+                and tokens + state.num_tokens <= config.max_batch_tokens
+                and rows + state.num_rows <= config.max_batch_rows
+                and pages + self._num_pages(state) <= self._allocator.num_free
+            )
+            if not fits:
+                return picked, True
+            picked.append(state)
+            tokens += state.num_tokens
+            rows += state.num_rows
+            pages += self._num_pages(state)
+        return picked, len(picked) == config.max_batch_histories
+
+    def _place_rules(self, picked: list[RequestState]) -> list[tuple[int, TagExpression | None]]:
+        """(row, expression to write or None) for as many of the picked as there are rule rows; at least one."""
+        placed: list[tuple[int, TagExpression | None]] = []
+        in_use: set[int] = set()
+        for state in picked:
+            search = state.searches[0]
+            place = search.pinned.rule_rows.place(search.expression, in_use)
+            if place is None:
+                break
+            row, is_new = place
+            in_use.add(row)
+            placed.append((row, search.expression if is_new else None))
+        assert placed, "a slot has at least one row for rule sets"
+        return placed
+
+    def _build(self, states: list[RequestState], rows: list[tuple[int, TagExpression | None]]) -> Batch:
+        self._num_batches += 1
+        packed = pack_histories(
+            [s.prompt_token_ids for s in states], [s.pages for s in states], self._page_size
+        )
+        searches = [s.searches[0] for s in states]
+        rules, num_scratch = [], 0
+        for (row, _), search in zip(rows, searches, strict=True):
+            scratch = num_scratch if search.is_excluding else None
+            num_scratch += search.is_excluding
+            rules.append(RuleRow(row, scratch, tuple(search.cleared.edges)))
+        pinned = searches[0].pinned
+        return Batch(
+            batch_id=self._num_batches,
+            kind="full",
+            request_ids=tuple(s.request.request_id for s in states),
+            slot_index=pinned.slot_index,
+            catalog_version=pinned.version,
+            normalization=searches[0].normalization,
+            token_ids_T=packed.token_ids_T,
+            positions_T=packed.positions_T,
+            kv_slots_T=packed.kv_slots_T,
+            q_start_H1=packed.q_start_H1,
+            kv_lens_H=packed.kv_lens_H,
+            page_table_HP=packed.page_table_HP,
+            history_of_S=np.arange(len(states), dtype=np.int32),
+            widths_SL=np.asarray([search.widths for search in searches], dtype=np.int32),
+            rules=tuple(rules),
+            rule_loads=tuple((row, expression) for row, expression in rows if expression is not None),
+        )
+
+
+def fail_expired(states: list[RequestState], now: float, fail: Callable[[RequestState, Exception], None]) -> None:
+    """Fail each expired request with how long it waited."""
+    for state in states:
+        waited_ms = (now - state.arrival_s) * 1e3
+        fail(state, DeadlineExceeded(f"the deadline passed after {waited_ms:.0f} ms in the queue"))
