@@ -1,0 +1,144 @@
+"""Both entry points of the decoder against transformers' full forward pass on the same checkpoint."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.models.tiny import (
+    CPU,
+    REFERENCE_OPS,
+    VOCAB,
+    PackedBatch,
+    expected_logits,
+    head_logits,
+    make_checkpoint,
+)
+from xgr_runtime.hal.tolerances import TOLERANCES
+from xgr_runtime.models.registry import load_model
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "qwen3-gqa2-wide-heads": {"family": "qwen3", "head_dim": 16, "tie_word_embeddings": True},
+    "qwen3-gqa1": {"family": "qwen3", "num_heads": 4, "num_kv_heads": 4, "head_dim": 8},
+    "qwen3-attention-bias": {"family": "qwen3", "head_dim": 8, "attention_bias": True},
+    "qwen3-gqa8-one-kv-head": {
+        "family": "qwen3",
+        "num_heads": 8,
+        "num_kv_heads": 1,
+        "head_dim": 4,
+        "theta": 1e6,
+    },
+    "qwen2-gqa4": {"family": "qwen2", "num_heads": 8, "num_kv_heads": 2, "theta": 1e6},
+    "qwen2-gqa2-tied": {"family": "qwen2", "tie_word_embeddings": True},
+    "llama-gqa2": {"family": "llama"},
+    "llama-gqa4-theta-1e6": {"family": "llama", "num_heads": 4, "num_kv_heads": 1, "theta": 1e6},
+    "llama-biases-tied": {
+        "family": "llama",
+        "attention_bias": True,
+        "mlp_bias": True,
+        "tie_word_embeddings": True,
+    },
+}
+HISTORIES = [[3, 1, 4, 1, 5, 9, 2], [6], [5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 26, 43]]
+
+
+def assert_logits(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    """Within the tolerance table; its relative part refers to the row's largest logit, as sums cancel."""
+    tolerance = TOLERANCES[dtype]
+    largest = expected.abs().amax(-1, keepdim=True)
+    worst = ((got - expected).abs() - tolerance.rtol * largest).max()
+    assert got.isfinite().all()
+    assert worst <= tolerance.atol, f"off by {worst} beyond the relative tolerance"
+    assert expected.std() > 0.3, "logits that hardly vary prove nothing"
+
+
+@pytest.mark.parametrize("first_position", [0, 4095, 32767])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_context_then_steps_equal_transformers(
+    tmp_path: Path, variant: str, first_position: int
+) -> None:
+    reference = make_checkpoint(tmp_path, **VARIANTS[variant])
+    model = load_model(tmp_path, CPU, torch.float32)
+    check_both_paths(model, reference, first_position, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("first_position", [0, 32767])
+@pytest.mark.parametrize("variant", ["qwen3-gqa2-wide-heads", "qwen2-gqa4", "llama-gqa2"])
+def test_sixteen_bit_models_equal_transformers(
+    tmp_path: Path, variant: str, first_position: int, dtype: torch.dtype
+) -> None:
+    reference = make_checkpoint(tmp_path, **VARIANTS[variant], dtype=dtype)
+    model = load_model(tmp_path, CPU, dtype)
+    assert model.head.weight_VM.dtype == dtype
+    check_both_paths(model, reference, first_position, dtype)
+
+
+def check_both_paths(model: Any, reference: Any, first_position: int, dtype: torch.dtype) -> None:
+    batch = PackedBatch(model, HISTORIES, first_position=first_position)
+    hidden = model.context(REFERENCE_OPS, batch.context_inputs(), batch.kv)
+    for h, history in enumerate(HISTORIES):
+        expected = expected_logits(reference, history, first_position)[-1]
+        assert_logits(head_logits(model, hidden[h : h + 1]), expected[None], dtype)
+
+    first = [[11, 12, 13], [14, 15], [16, 17, 18, 19]]
+    second = [[21, 22, 23], [24, 25], [26, 27, 28, 29]]
+    slots = torch.tensor([4, 2, 9, 0, 7, 5, 31, 6, 1])
+    for round_, tokens in ((1, first), (2, second)):
+        inputs = batch.step_inputs(tokens, slots, round_)
+        hidden = model.step(REFERENCE_OPS, inputs, batch.kv)
+        row = 0
+        for h, history in enumerate(HISTORIES):
+            for beam in range(len(first[h])):
+                sequence = [*history, first[h][beam], second[h][beam]][: len(history) + round_]
+                expected = expected_logits(reference, sequence, first_position)[-1]
+                assert_logits(head_logits(model, hidden[row : row + 1]), expected[None], dtype)
+                row += 1
+
+
+def test_context_over_a_cached_prefix_equals_the_whole(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "qwen3", head_dim=8)
+    model = load_model(tmp_path, CPU, torch.float32)
+    whole, parts = PackedBatch(model, HISTORIES), PackedBatch(model, HISTORIES)
+    expected = model.context(REFERENCE_OPS, whole.context_inputs(), whole.kv)
+    assert expected is not None
+    cached = [4, 0, 10]
+    shorter = PackedBatch(model, HISTORIES)
+    prefix = [h[:c] if c else h for h, c in zip(HISTORIES, cached, strict=True)]
+    parts.histories, parts.kv_len = prefix, torch.tensor([4, 1, 10, 0], dtype=torch.int32)
+    model.context(REFERENCE_OPS, parts.context_inputs(), parts.kv)
+    parts.histories, parts.kv_len = shorter.histories, shorter.kv_len
+    got = model.context(REFERENCE_OPS, parts.context_inputs(cached), parts.kv)
+    assert got is not None
+    torch.testing.assert_close(got[:3], expected[:3], atol=2e-5, rtol=2e-5)
+
+
+def test_embedded_rows_replace_tokens(tmp_path: Path) -> None:
+    reference = make_checkpoint(tmp_path, "qwen3", head_dim=8)
+    model = load_model(tmp_path, CPU, torch.float32)
+    history = [3, 1, 4, 1, 5]
+    rows = torch.randn(2, 32, generator=torch.Generator().manual_seed(1))
+    batch = PackedBatch(model, [history])
+    inputs = batch.context_inputs()
+    packed = type(inputs.packed)(inputs.packed.token_ids_T, rows, torch.tensor([1, 3]))
+    got = model.context(REFERENCE_OPS, type(inputs)(**{**vars(inputs), "packed": packed}), batch.kv)
+    assert got is not None
+    embeds = reference.get_input_embeddings()(torch.tensor([history])).detach()
+    embeds[0, 1], embeds[0, 3] = rows[0], rows[1]
+    with torch.no_grad():
+        expected = reference(inputs_embeds=embeds).logits[0, -1]
+    assert_logits(head_logits(model, got[:1]), expected[None], torch.float32)
+
+
+def test_tokens_at_the_top_of_the_vocabulary(tmp_path: Path) -> None:
+    reference = make_checkpoint(tmp_path, "llama")
+    model = load_model(tmp_path, CPU, torch.float32)
+    assert model.vocab_size == VOCAB
+    history = [VOCAB - 1, 0, VOCAB - 1]
+    batch = PackedBatch(model, [history])
+    hidden = model.context(REFERENCE_OPS, batch.context_inputs(), batch.kv)
+    assert hidden is not None
+    assert_logits(
+        head_logits(model, hidden[:1]), expected_logits(reference, history)[-1:], torch.float32
+    )

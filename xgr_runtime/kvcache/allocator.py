@@ -1,0 +1,54 @@
+"""Which pages are free. Host only, no torch: property-tested on any machine."""
+
+from collections.abc import Iterable
+
+from xgr_runtime.errors import Overloaded
+
+_NULL_PAGE = 0
+
+
+class PageAllocator:
+    """Hands out pages 1 .. num_pages - 1; page 0 is the null page, which padding reads and writes."""
+
+    def __init__(self, num_pages: int) -> None:
+        assert num_pages >= 1, "the null page is always there"
+        self.num_pages = num_pages
+        self._free = list(range(num_pages - 1, _NULL_PAGE, -1))  # the lowest page is taken first
+        self._used: set[int] = set()
+
+    @property
+    def num_free(self) -> int:
+        """Pages that can be allocated now."""
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        """Pages handed out and not yet freed."""
+        return len(self._used)
+
+    def allocate(self, num_pages: int) -> list[int]:
+        """Take num_pages pages, all or none. Raises Overloaded when fewer are free."""
+        assert num_pages >= 0
+        if num_pages > len(self._free):
+            raise Overloaded(
+                f"{num_pages} KV pages were asked for, {len(self._free)} of {self.num_pages - 1} are free; "
+                "wait for running requests or raise cache.num_pages"
+            )
+        pages = [self._free.pop() for _ in range(num_pages)]
+        self._used.update(pages)
+        return pages
+
+    def free(self, pages: Iterable[int]) -> None:
+        """Give pages back, each exactly once."""
+        for page in pages:
+            assert page in self._used, f"page {page} is freed but was not allocated"
+            self._used.remove(page)
+            self._free.append(page)
+
+    def check_conservation(self) -> None:
+        """Assert that every page but the null page is free or used, and never both."""
+        free = set(self._free)
+        assert len(free) == len(self._free), "a page is free twice"
+        assert not free & self._used, f"pages both free and used: {sorted(free & self._used)}"
+        expected = set(range(_NULL_PAGE + 1, self.num_pages))
+        assert free | self._used == expected, f"lost pages: {sorted(expected - free - self._used)}"

@@ -1,0 +1,41 @@
+"""The beams' own keys and values: one slot per packed beam row, and one dummy slot that padding rows write to."""
+
+import torch
+
+from xgr_runtime.kvcache.layout import KVSpec, allocate_storage
+
+
+class UnsharedKV:
+    """Slots of num_rounds - 1 tokens for all layers, and the scratch that a reorder copies through.
+
+    all_rows: [2 * layers, num_slots + 1, num_rounds - 1, G, D]; the last slot is the dummy. tile: the same with
+    tile_rows slots. Allocated once; addresses never change.
+    """
+
+    def __init__(
+        self,
+        spec: KVSpec,
+        num_slots: int,
+        num_rounds: int,
+        device: torch.device,
+        tile_rows: int = 64,
+    ) -> None:
+        self.num_slots = num_slots
+        self.num_rounds = num_rounds
+        self.dummy_slot = num_slots
+        group, num_tokens = spec.unshared, num_rounds - 1
+        self.all_rows = allocate_storage(group, num_slots + 1, num_tokens, device)
+        self.tile = allocate_storage(group, min(tile_rows, num_slots + 1), num_tokens, device)
+
+    def k_rows(self, layer: int) -> torch.Tensor:
+        """[num_slots + 1, num_rounds - 1, G, D], contiguous."""
+        return self.all_rows[2 * layer]
+
+    def v_rows(self, layer: int) -> torch.Tensor:
+        """[num_slots + 1, num_rounds - 1, G, D], contiguous."""
+        return self.all_rows[2 * layer + 1]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes allocated, scratch included."""
+        return self.all_rows.nbytes + self.tile.nbytes

@@ -1,0 +1,177 @@
+"""What a decoder checkpoint's config.json says, checked: the one place that tells the variants of the family apart.
+
+Qwen3, Qwen2 and Llama differ in three switches only (qk-norm, bias of the attention products, bias of the
+feed-forward products). Everything the runtime does not compute exactly is refused by name. Generation defaults are
+never read.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from xgr_runtime.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """The numbers of one decoder."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    eps: float
+    rope_theta: float
+    is_tied: bool
+    has_qk_norm: bool
+    has_qkv_bias: bool
+    has_out_bias: bool
+    has_mlp_bias: bool
+
+
+@dataclass(frozen=True)
+class _Variant:
+    has_qk_norm: bool
+    has_qkv_bias: (
+        bool | None
+    )  # None: config.json's attention_bias decides for qkv and for the output product
+    reads_mlp_bias: bool
+
+
+_VARIANTS: Mapping[str, _Variant] = {
+    "Qwen3ForCausalLM": _Variant(has_qk_norm=True, has_qkv_bias=None, reads_mlp_bias=False),
+    "Qwen2ForCausalLM": _Variant(has_qk_norm=False, has_qkv_bias=True, reads_mlp_bias=False),
+    "LlamaForCausalLM": _Variant(has_qk_norm=False, has_qkv_bias=None, reads_mlp_bias=True),
+}
+DECODER_ARCHITECTURES = tuple(_VARIANTS)
+
+
+def parse_decoder_config(raw: Mapping[str, Any], architecture: str, source: str) -> DecoderConfig:
+    """Check config.json's content `raw` (read from `source`). Raises CheckpointError."""
+    fields = _Fields(raw, source)
+    _refuse_unsupported(fields)
+    variant = _VARIANTS[architecture]
+    hidden_size, num_heads = fields.count("hidden_size"), fields.count("num_attention_heads")
+    num_kv_heads = fields.count("num_key_value_heads")
+    if num_heads % num_kv_heads:
+        raise CheckpointError(
+            f"{source}: num_attention_heads must be a multiple of num_key_value_heads, "
+            f"got {num_heads} and {num_kv_heads}"
+        )
+    has_attention_bias = fields.flag("attention_bias") if variant.has_qkv_bias is None else False
+    return DecoderConfig(
+        vocab_size=fields.count("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=fields.count("intermediate_size"),
+        num_layers=fields.count("num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=_head_dim(fields, hidden_size, num_heads),
+        eps=fields.number("rms_norm_eps"),
+        rope_theta=_rope_theta(fields),
+        is_tied=fields.flag("tie_word_embeddings"),
+        has_qk_norm=variant.has_qk_norm,
+        has_qkv_bias=bool(variant.has_qkv_bias) or has_attention_bias,
+        has_out_bias=has_attention_bias,
+        has_mlp_bias=variant.reads_mlp_bias and fields.flag("mlp_bias"),
+    )
+
+
+class _Fields:
+    """Typed access to a JSON object."""
+
+    def __init__(self, raw: Mapping[str, Any], source: str) -> None:
+        self.raw = raw
+        self.source = source
+
+    def get(self, name: str) -> Any:
+        if self.raw.get(name) is None:
+            raise CheckpointError(f"{self.source} lacks the key {name!r}")
+        return self.raw[name]
+
+    def count(self, name: str) -> int:
+        value = self.get(name)
+        if type(value) is not int or value < 1:
+            raise CheckpointError(
+                f"{self.source}: {name} must be a positive integer, got {value!r}"
+            )
+        return value
+
+    def number(self, name: str) -> float:
+        value = self.get(name)
+        if type(value) not in (int, float) or not 0.0 < value < float("inf"):
+            raise CheckpointError(f"{self.source}: {name} must be a positive number, got {value!r}")
+        return float(value)
+
+    def flag(self, name: str) -> bool:
+        """A switch that the format leaves out when it is off."""
+        value = self.raw.get(name, False)
+        if type(value) is not bool:
+            raise CheckpointError(f"{self.source}: {name} must be true or false, got {value!r}")
+        return value
+
+
+def _refuse_unsupported(fields: _Fields) -> None:
+    raw, source = fields.raw, fields.source
+    if raw.get("quantization_config") is not None:
+        raise CheckpointError(
+            f"{source}: quantization_config is set, but quantised checkpoints are not supported; "
+            "use the bf16, fp16 or fp32 one"
+        )
+    if fields.get("hidden_act") != "silu":
+        raise CheckpointError(f"{source}: hidden_act must be 'silu', got {raw['hidden_act']!r}")
+    layer_types = raw.get("layer_types")
+    other = set() if layer_types is None else set(layer_types) - {"full_attention"}
+    if layer_types is None and fields.flag("use_sliding_window") and raw.get("sliding_window"):
+        is_used = raw.get("max_window_layers", 0) < fields.count("num_hidden_layers")
+        other = {"sliding_attention"} if is_used else set()
+    if other:
+        raise CheckpointError(
+            f"{source}: every layer must be 'full_attention', got {', '.join(sorted(other))} "
+            "(sliding-window and other sparse attention is not supported)"
+        )
+    if raw.get("partial_rotary_factor", 1.0) != 1.0:
+        raise CheckpointError(
+            f"{source}: partial_rotary_factor must be 1, got {raw['partial_rotary_factor']!r}"
+        )
+
+
+def _head_dim(fields: _Fields, hidden_size: int, num_heads: int) -> int:
+    if fields.raw.get("head_dim") is None and hidden_size % num_heads:
+        raise CheckpointError(
+            f"{fields.source}: hidden_size must be a multiple of num_attention_heads where head_dim is not given, "
+            f"got {hidden_size} and {num_heads}"
+        )
+    head_dim = hidden_size // num_heads
+    if fields.raw.get("head_dim") is not None:
+        head_dim = fields.count("head_dim")
+    if head_dim % 2:
+        raise CheckpointError(f"{fields.source}: head_dim must be even, got {head_dim}")
+    return head_dim
+
+
+def _rope_theta(fields: _Fields) -> float:
+    """The base of unscaled rotary embedding, from `rope_parameters` (newer) or `rope_theta` and `rope_scaling`."""
+    source = fields.source
+    for name in ("rope_parameters", "rope_scaling"):
+        parameters = fields.raw.get(name)
+        if parameters is None:
+            continue
+        if not isinstance(parameters, dict):
+            raise CheckpointError(f"{source}: {name} must be an object, got {parameters!r}")
+        rope_type = parameters.get("rope_type", parameters.get("type", "default"))
+        if rope_type != "default":
+            raise CheckpointError(
+                f"{source}: {name} asks for rope type {rope_type!r}; only 'default' (unscaled) is supported"
+            )
+        known = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+        if parameters.keys() - known or parameters.get("partial_rotary_factor", 1.0) != 1.0:
+            raise CheckpointError(
+                f"{source}: {name} must hold rope_type 'default' and rope_theta only, got {parameters!r}"
+            )
+        if "rope_theta" in parameters:
+            return _Fields(parameters, f"{source}, {name}").number("rope_theta")
+    return fields.number("rope_theta")

@@ -1,0 +1,54 @@
+"""Linear layers: the one file that knows how weights are stored and how they shard.
+
+Formats today: bf16, fp16 and fp32, converted to the model's dtype when loaded. Products of the same input are fused
+into one weight.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from xgr_runtime.models.layers.parallel import ParallelContext
+from xgr_runtime.models.weights import WeightReader
+
+
+@dataclass(frozen=True)
+class Linear:
+    """y = x weight^T + bias. weight_OI: [out, in]; bias_O: [out] or None."""
+
+    weight_OI: torch.Tensor
+    bias_O: torch.Tensor | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, self.weight_OI, self.bias_O)
+
+
+def load_split_by_output(
+    reader: WeightReader,
+    names_and_sizes: Sequence[tuple[str, int]],
+    in_size: int,
+    has_bias: bool,
+    parallel: ParallelContext,
+) -> Linear:
+    """Fuse layers with one input; every rank holds a slice of each one's outputs, so no sum follows."""
+    weights, biases = [], []
+    for name, size in names_and_sizes:
+        weights.append(parallel.shard(reader.take(f"{name}.weight", (size, in_size)), 0, name))
+        if has_bias:
+            biases.append(parallel.shard(reader.take(f"{name}.bias", (size,)), 0, name))
+    return Linear(torch.cat(weights), torch.cat(biases) if has_bias else None)
+
+
+def load_split_by_input(
+    reader: WeightReader,
+    name: str,
+    out_size: int,
+    in_size: int,
+    has_bias: bool,
+    parallel: ParallelContext,
+) -> Linear:
+    """Every rank holds a slice of the inputs; the caller sums over ranks. The bias is added by rank 0 alone."""
+    weight = parallel.shard(reader.take(f"{name}.weight", (out_size, in_size)), 1, name)
+    bias = reader.take(f"{name}.bias", (out_size,)) if has_bias else None
+    return Linear(weight.contiguous(), bias if parallel.rank == 0 else None)

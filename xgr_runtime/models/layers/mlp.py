@@ -1,0 +1,41 @@
+"""The gated feed-forward layer with one fused gate and up product."""
+
+from dataclasses import dataclass
+
+import torch
+
+from xgr_runtime.hal.bound import BoundOps
+from xgr_runtime.models.layers.linear import Linear, load_split_by_input, load_split_by_output
+from xgr_runtime.models.layers.parallel import ParallelContext
+from xgr_runtime.models.weights import WeightReader
+
+
+@dataclass(frozen=True)
+class GatedMlp:
+    """down(silu(gate(x)) * up(x))."""
+
+    gate_up: Linear
+    down: Linear
+    parallel: ParallelContext
+
+    def __call__(self, ops: BoundOps, x_NM: torch.Tensor) -> torch.Tensor:
+        return self.parallel.all_reduce(self.down(ops.silu_mul(self.gate_up(x_NM))))
+
+
+def load_mlp(
+    reader: WeightReader,
+    prefix: str,
+    hidden_size: int,
+    intermediate_size: int,
+    has_bias: bool,
+    parallel: ParallelContext,
+) -> GatedMlp:
+    """Read gate_proj, up_proj and down_proj below `prefix`."""
+    names = [(f"{prefix}.gate_proj", intermediate_size), (f"{prefix}.up_proj", intermediate_size)]
+    return GatedMlp(
+        load_split_by_output(reader, names, hidden_size, has_bias, parallel),
+        load_split_by_input(
+            reader, f"{prefix}.down_proj", hidden_size, intermediate_size, has_bias, parallel
+        ),
+        parallel,
+    )
