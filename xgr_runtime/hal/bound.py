@@ -16,7 +16,9 @@ class BoundOps(SimpleNamespace):
     bindings: tuple[Binding[..., Any], ...]
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"no op {name!r} is bound; bound: {', '.join(b.op_name for b in self.bindings)}")
+        raise AttributeError(
+            f"no op {name!r} is bound; bound: {', '.join(b.op_name for b in self.bindings)}"
+        )
 
 
 def bind_ops(
@@ -24,5 +26,7 @@ def bind_ops(
 ) -> BoundOps:
     """Resolve every declared op for this device, dtype and bucket sizes. Raises OpUnavailable."""
     spec = OpSpec(device_kind=device.kind, dtype=dtype, capability=device.capability, dims=dims)
-    bindings = tuple(resolve(op, spec, allow_reference=allow_reference) for op in all_ops().values())
+    bindings = tuple(
+        resolve(op, spec, allow_reference=allow_reference) for op in all_ops().values()
+    )
     return BoundOps(bindings=bindings, **{binding.op_name: binding.fn for binding in bindings})

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -10,7 +11,7 @@ from xgr_runtime.hal.device import Graph, MemoryInfo
 
 def why_no_cuda() -> str | None:
     """None when a CUDA device can be opened, else the reason."""
-    if not torch.backends.cuda.is_built():
+    if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA"
     if not torch.cuda.is_available():
         return "torch sees no CUDA device or driver"
@@ -22,7 +23,7 @@ class _CudaEvent:
         self._event = event
 
     def is_done(self) -> bool:
-        return bool(self._event.query())
+        return bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
         self._event.synchronize()
@@ -41,8 +42,8 @@ class CudaDevice:
         self.name = torch.cuda.get_device_name(index)
         major, minor = torch.cuda.get_device_capability(index)
         self.capability = f"sm_{major}{minor}"
-        self._stream = torch.cuda.Stream(self.torch_device)
-        self._pool: tuple[int, int] | None = None
+        self._stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
+        self._pool: Any = None  # torch gives an opaque handle
 
     def pinned_empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
@@ -52,7 +53,7 @@ class CudaDevice:
             target.copy_(source, non_blocking=True)
 
     def record_event(self) -> _CudaEvent:
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)
         return _CudaEvent(event)
 

@@ -57,7 +57,8 @@ def rank_items(
             break
     empty = np.zeros(0, np.int64)
     return RankedItems(
-        np.concatenate([empty, *positions])[:num_results], np.concatenate([empty, *ranks])[:num_results]
+        np.concatenate([empty, *positions])[:num_results],
+        np.concatenate([empty, *ranks])[:num_results],
     )
 
 

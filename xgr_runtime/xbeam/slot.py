@@ -49,7 +49,9 @@ class SlotPlan:
 
     def fits(self, catalog: Catalog) -> bool:
         """True when `catalog` can be loaded without changing any address or static size."""
-        if catalog.num_levels != len(self.levels) or catalog.num_codes != tuple(p.num_codes for p in self.levels):
+        if catalog.num_levels != len(self.levels) or catalog.num_codes != tuple(
+            p.num_codes for p in self.levels
+        ):
             return False
         return all(
             len(catalog.offsets[level]) - 1 <= plan.num_nodes
@@ -71,7 +73,9 @@ def plan_slot(catalog: Catalog, config: CacheConfig) -> SlotPlan:
     for level, num_codes in enumerate(catalog.num_codes):
         full = len(catalog.offsets[level]) - 1
         num_nodes = 1 if level == 0 else int(full * config.catalog_headroom)
-        num_edges = min(int(len(catalog.codes[level]) * config.catalog_headroom), num_nodes * num_codes)
+        num_edges = min(
+            int(len(catalog.codes[level]) * config.catalog_headroom), num_nodes * num_codes
+        )
         fits = num_nodes * num_codes * _DENSE_BYTES_PER_ENTRY <= config.dense_level_bytes
         is_dense = level == 0 or (
             level < _DENSE_LEVELS and fits and mean_fanout_share(catalog, level) >= _DENSE_MIN_SHARE
@@ -88,14 +92,17 @@ class CatalogSlot:
     never selected). Rows of `alive`: 0 all alive, 1 .. num_rule_rows - 1 cached rule sets, then scratch rows.
     """
 
-    def __init__(self, plan: SlotPlan, device: Device, num_rule_rows: int, num_scratch_rows: int) -> None:
+    def __init__(
+        self, plan: SlotPlan, device: Device, num_rule_rows: int, num_scratch_rows: int
+    ) -> None:
         self.plan = plan
         self.num_rule_rows = num_rule_rows
         self._device = device
         self._num_rows = num_rule_rows + num_scratch_rows
         self.levels = tuple(self._allocate(level) for level in plan.levels)
         self.token_of = tuple(
-            torch.zeros(level.num_codes, dtype=torch.int64, device=device.torch_device) for level in plan.levels
+            torch.zeros(level.num_codes, dtype=torch.int64, device=device.torch_device)
+            for level in plan.levels
         )
         self._dense_positions: list[npt.NDArray[np.int64] | None] = [None] * len(plan.levels)
         self.catalog: Catalog | None = None
@@ -103,7 +110,11 @@ class CatalogSlot:
     @property
     def nbytes(self) -> int:
         """Device bytes of the slot."""
-        tensors = [t for level in self.levels for t in (level.offsets, level.codes, level.child_node, level.alive_RE)]
+        tensors = [
+            t
+            for level in self.levels
+            for t in (level.offsets, level.codes, level.child_node, level.alive_RE)
+        ]
         return sum(t.nbytes for t in (*tensors, *self.token_of) if t is not None)
 
     def scratch_row(self, index: int) -> int:
@@ -193,14 +204,22 @@ class CatalogSlot:
         def empty(size: int, dtype: torch.dtype) -> torch.Tensor:
             return torch.zeros(size, dtype=dtype, device=self._device.torch_device)
 
-        alive = torch.zeros((self._num_rows, plan.row_length), dtype=torch.bool, device=self._device.torch_device)
+        alive = torch.zeros(
+            (self._num_rows, plan.row_length), dtype=torch.bool, device=self._device.torch_device
+        )
         if plan.is_dense:
             child_node = empty(plan.num_nodes * plan.num_codes, torch.int32)
             return LevelTrie(plan.num_codes, plan.max_fanout, True, None, None, child_node, alive)
         wide = torch.int64 if plan.num_edges >= 2**31 else torch.int32
         offsets = empty(plan.num_nodes + 1, wide)
         return LevelTrie(
-            plan.num_codes, plan.max_fanout, False, offsets, empty(plan.num_edges, torch.int32), None, alive
+            plan.num_codes,
+            plan.max_fanout,
+            False,
+            offsets,
+            empty(plan.num_edges, torch.int32),
+            None,
+            alive,
         )
 
 

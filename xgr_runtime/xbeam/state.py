@@ -30,21 +30,37 @@ class BeamOutcome:
 class BeamState:
     """Reused from batch to batch; nothing is allocated between rounds."""
 
-    def __init__(self, num_levels: int, row_capacity: int, search_capacity: int, device: Device) -> None:
-        self.num_levels, self.row_capacity, self.search_capacity = num_levels, row_capacity, search_capacity
+    def __init__(
+        self, num_levels: int, row_capacity: int, search_capacity: int, device: Device
+    ) -> None:
+        self.num_levels, self.row_capacity, self.search_capacity = (
+            num_levels,
+            row_capacity,
+            search_capacity,
+        )
         rows = 3 * num_levels * row_capacity
         size = rows + search_capacity + 1
         self._counters_at = size + size % 2
-        self._block = torch.zeros(self._counters_at + 4, dtype=torch.int32, device=device.torch_device)
+        self._block = torch.zeros(
+            self._counters_at + 4, dtype=torch.int32, device=device.torch_device
+        )
         self._host_block = device.pinned_empty((self._counters_at + 4,), torch.int32)
         self._views = self._split(self._block)
-        self.codes_LN = torch.zeros((num_levels, row_capacity), dtype=torch.int32, device=device.torch_device)
-        self.root_scores_S = torch.zeros(search_capacity, dtype=torch.float32, device=device.torch_device)
-        self.root_ints_S = torch.zeros((3, search_capacity), dtype=torch.int32, device=device.torch_device)
-        self.slots_2N = torch.zeros((2, row_capacity), dtype=torch.int32, device=device.torch_device)
+        self.codes_LN = torch.zeros(
+            (num_levels, row_capacity), dtype=torch.int32, device=device.torch_device
+        )
+        self.root_scores_S = torch.zeros(
+            search_capacity, dtype=torch.float32, device=device.torch_device
+        )
+        self.root_ints_S = torch.zeros(
+            (3, search_capacity), dtype=torch.int32, device=device.torch_device
+        )
+        self.slots_2N = torch.zeros(
+            (2, row_capacity), dtype=torch.int32, device=device.torch_device
+        )
 
     @property
-    def status_S1(self) -> torch.Tensor:
+    def status_S1(self) -> torch.Tensor:  # noqa: N802 - the suffix is its shape
         """int32 [search capacity + 1]: 0, or 1 + the round whose normaliser read NaN or +inf."""
         return self._views.status_S1
 
@@ -60,12 +76,18 @@ class BeamState:
         self.status_S1.zero_()
         self.counters.zero_()
 
-    def root(self, num_searches: int, start_S1: torch.Tensor, search_of_row_N: torch.Tensor) -> BeamRows:
+    def root(
+        self, num_searches: int, start_S1: torch.Tensor, search_of_row_N: torch.Tensor
+    ) -> BeamRows:
         """The parent rows of round 0."""
         node, parent, code = (row[:num_searches] for row in self.root_ints_S)
-        return BeamRows(self.root_scores_S[:num_searches], node, parent, code, start_S1, search_of_row_N)
+        return BeamRows(
+            self.root_scores_S[:num_searches], node, parent, code, start_S1, search_of_row_N
+        )
 
-    def rows(self, level: int, num_rows: int, start_S1: torch.Tensor, search_of_row_N: torch.Tensor) -> BeamRows:
+    def rows(
+        self, level: int, num_rows: int, start_S1: torch.Tensor, search_of_row_N: torch.Tensor
+    ) -> BeamRows:
         """The rows that round `level` writes, cut to the bucket's `num_rows`."""
         return BeamRows(
             self._views.scores_LN[level, :num_rows],

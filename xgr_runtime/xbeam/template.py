@@ -38,19 +38,23 @@ class Template:
             config.suffix_token_ids,
         )
         digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
-        arrays = [np.asarray(part, dtype=np.int64) for part in parts]
-        return cls(*arrays, version=config.version or digest)
+        prefix, begin, end, separator, suffix = (np.asarray(part, dtype=np.int64) for part in parts)
+        return cls(prefix, begin, end, separator, suffix, config.version or digest)
 
     @property
     def max_token_id(self) -> int:
         """The largest token id used, -1 when there is none."""
-        ids = np.concatenate([self.prefix, self.item_begin, self.item_end, self.separator, self.suffix])
+        ids = np.concatenate(
+            [self.prefix, self.item_begin, self.item_end, self.separator, self.suffix]
+        )
         return int(ids.max()) if ids.size else -1
 
     @property
     def min_token_id(self) -> int:
         """The smallest token id used, 0 when there is none."""
-        ids = np.concatenate([self.prefix, self.item_begin, self.item_end, self.separator, self.suffix])
+        ids = np.concatenate(
+            [self.prefix, self.item_begin, self.item_end, self.separator, self.suffix]
+        )
         return int(ids.min()) if ids.size else 0
 
     def num_tokens(self, num_items: int, num_levels: int) -> int:
@@ -73,7 +77,9 @@ class Template:
         """Token ids int64 [num_tokens(n, L)] of the history `sids` [n, L], oldest first; every code has a token."""
         num_items, num_levels = sids.shape
         columns = [np.broadcast_to(self.item_begin, (num_items, self.item_begin.size))]
-        columns += [token_of[level][sids[:, level]][:, None].astype(np.int64) for level in range(num_levels)]
+        columns += [
+            token_of[level][sids[:, level]][:, None].astype(np.int64) for level in range(num_levels)
+        ]
         columns += [np.broadcast_to(self.item_end, (num_items, self.item_end.size))]
         columns += [np.broadcast_to(self.separator, (num_items, self.separator.size))]
         body = np.concatenate(columns, axis=1).reshape(-1)

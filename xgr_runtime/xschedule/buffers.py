@@ -62,8 +62,13 @@ class InputBuffers:
             name: torch.zeros(shape, dtype=dtype, device=device.torch_device)
             for name, (shape, dtype) in shapes.items()
         }
-        self._host = {name: device.pinned_empty(shape, dtype).zero_() for name, (shape, dtype) in shapes.items()}
-        self._arrays: dict[str, npt.NDArray[np.generic]] = {name: t.numpy() for name, t in self._host.items()}
+        self._host = {
+            name: device.pinned_empty(shape, dtype).zero_()
+            for name, (shape, dtype) in shapes.items()
+        }
+        self._arrays: dict[str, npt.NDArray[np.generic]] = {
+            name: t.numpy() for name, t in self._host.items()
+        }
 
     def view(self, bucket: Bucket) -> BatchInputs:
         """The buffers cut to `bucket`; equal buckets see equal addresses."""
@@ -84,7 +89,9 @@ class InputBuffers:
             slot_start_S1=d["slot_start"][: s + 1],
             starts=tuple(row[: s + 1] for row in d["starts"][: len(rows)]),
             search_of_row=tuple(d["search_of_row"][i, :n] for i, n in enumerate(rows)),
-            history_row_starts=tuple(row[: h + 1] for row in d["history_row_starts"][: len(bucket.rows)]),
+            history_row_starts=tuple(
+                row[: h + 1] for row in d["history_row_starts"][: len(bucket.rows)]
+            ),
         )
 
     def fill(self, batch: Batch, bucket: Bucket, rule_rows: list[int]) -> None:
@@ -131,7 +138,12 @@ class InputBuffers:
         self._device.copy(self._device_tensors["page_table"], self._host["page_table"])
 
     def _put(
-        self, name: str, values: npt.NDArray[np.generic], size: int, padding: int, row: int | None = None
+        self,
+        name: str,
+        values: npt.NDArray[np.generic],
+        size: int,
+        padding: int,
+        row: int | None = None,
     ) -> None:
         array, host, target = self._arrays[name], self._host[name], self._device_tensors[name]
         if row is not None:

@@ -80,7 +80,13 @@ class CatalogStore:
                 named.is_loading = False
             raise
         loaded = LoadedCatalog(
-            name, catalog.version, catalog, slot, index, head, RuleRowTable(slot.num_rule_rows, TagExpression())
+            name,
+            catalog.version,
+            catalog,
+            slot,
+            index,
+            head,
+            RuleRowTable(slot.num_rule_rows, TagExpression()),
         )
         with self._lock:
             named.versions[catalog.version] = loaded
@@ -99,8 +105,14 @@ class CatalogStore:
         with self._lock:
             loaded = self._find(name, version)
             if loaded.num_pins or self._names[name].active == version:
-                state = "active" if self._names[name].active == version else f"used by {loaded.num_pins} requests"
-                raise CatalogError(f"version {version!r} of catalogue {name!r} is {state} and cannot be retired")
+                state = (
+                    "active"
+                    if self._names[name].active == version
+                    else f"used by {loaded.num_pins} requests"
+                )
+                raise CatalogError(
+                    f"version {version!r} of catalogue {name!r} is {state} and cannot be retired"
+                )
             self._retire(self._names[name], loaded)
 
     def pin(self, name: str, version: str = "") -> LoadedCatalog:
@@ -141,7 +153,9 @@ class CatalogStore:
         with self._lock:
             named = self._names.setdefault(name, _Named())
             if named.is_loading:
-                raise CatalogError(f"another version of catalogue {name!r} is being loaded; try again when it is done")
+                raise CatalogError(
+                    f"another version of catalogue {name!r} is being loaded; try again when it is done"
+                )
             if catalog.version in named.versions:
                 raise CatalogError(
                     f"version {catalog.version!r} of catalogue {name!r} is already loaded from "
@@ -157,7 +171,11 @@ class CatalogStore:
         with self._lock:
             num_slots = len(named.versions) + len(named.free_slots)
             if not named.free_slots and num_slots >= self._config.catalog_slots:
-                unused = [v for v in named.versions.values() if not v.num_pins and v.version != named.active]
+                unused = [
+                    v
+                    for v in named.versions.values()
+                    if not v.num_pins and v.version != named.active
+                ]
                 if not unused:
                     raise CatalogError(
                         f"catalogue {name!r} has no free slot: {', '.join(named.versions)} are active or in use; "
@@ -184,7 +202,9 @@ class CatalogStore:
 
     def _find(self, name: str, version: str) -> LoadedCatalog:
         if name not in self._names or not self._names[name].versions:
-            known = ", ".join(sorted(n for n, named in self._names.items() if named.versions)) or "none"
+            known = (
+                ", ".join(sorted(n for n, named in self._names.items() if named.versions)) or "none"
+            )
             raise NotFound(f"catalogue {name!r} is not loaded; loaded: {known}")
         named = self._names[name]
         wanted = version or named.active

@@ -49,7 +49,7 @@ class Engine:
     ) -> None:
         self.config, self.device = config, device
         self._template = Template.from_config(config.template)
-        if not 0 <= self._template.min_token_id or self._template.max_token_id >= model.vocab_size:
+        if not self._template.min_token_id >= 0 or self._template.max_token_id >= model.vocab_size:
             raise ConfigError(
                 f"template token ids must be in [0, {model.vocab_size}), the model's vocabulary; got "
                 f"{self._template.min_token_id} to {self._template.max_token_id}"
@@ -81,7 +81,9 @@ class Engine:
             self._drop_graphs,
         )
         self.worker = Worker(device, runner, self.catalogs.by_slot, self._rule_cache)
-        self._intake = Intake(config, self._template, self.catalogs, self._rule_cache, model.vocab_size)
+        self._intake = Intake(
+            config, self._template, self.catalogs, self._rule_cache, model.vocab_size
+        )
         self._scheduler = Scheduler(config.scheduler, self.allocator, page_size)
         self._wake = threading.Condition()
         self._num_waiting = 0
@@ -106,7 +108,9 @@ class Engine:
             torch.set_num_threads(config.cpu_threads)
         if not config.model.path:
             raise ConfigError("model.path must name a Hugging Face model directory")
-        model = load_model(config.model.path, device.torch_device, getattr(torch, config.model.dtype))
+        model = load_model(
+            config.model.path, device.torch_device, getattr(torch, config.model.dtype)
+        )
         version = config.model.version or checkpoint_digest(config.model.path)
         return cls(config, device, model, version)
 
@@ -126,7 +130,10 @@ class Engine:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -241,11 +248,20 @@ class Engine:
         rows, limit = state.num_rows, self.config.scheduler.max_batch_rows
         if rows > limit:
             self._release(state)
-            raise InvalidRequest([("searches", f"need {rows} rows, scheduler.max_batch_rows is {limit}")])
+            raise InvalidRequest(
+                [("searches", f"need {rows} rows, scheduler.max_batch_rows is {limit}")]
+            )
         pages = -(-state.num_tokens // self.config.cache.page_size_tokens)
         if pages > self.allocator.num_pages - 1:
             self._release(state)
-            raise InvalidRequest([("history", f"needs {pages} KV pages, cache.num_pages gives {self.allocator.num_pages - 1}")])
+            raise InvalidRequest(
+                [
+                    (
+                        "history",
+                        f"needs {pages} KV pages, cache.num_pages gives {self.allocator.num_pages - 1}",
+                    )
+                ]
+            )
 
     def _stop_waiting(self) -> None:
         with self._wake:
@@ -290,7 +306,9 @@ class Engine:
                     if self._is_closed:
                         break
                     self._wake.wait(self._scheduler.wait_s(now))
-            fail_expired(expired, time.monotonic(), lambda state, error: _resolve(state.future, error))
+            fail_expired(
+                expired, time.monotonic(), lambda state, error: _resolve(state.future, error)
+            )
         self._fail(EngineClosed("the engine closed before the request could run"))
         return None
 
@@ -300,10 +318,15 @@ class Engine:
             output = self.worker.run(scheduled.batch)
             end_s = time.monotonic()
             outcomes: list[RecResult | Exception] = [
-                self._result(scheduled, output, index, end_s) for index in range(len(scheduled.states))
+                self._result(scheduled, output, index, end_s)
+                for index in range(len(scheduled.states))
             ]
         except Exception as error:
-            logger.exception("batch %d failed: %s", scheduled.batch.batch_id, ", ".join(scheduled.batch.request_ids))
+            logger.exception(
+                "batch %d failed: %s",
+                scheduled.batch.batch_id,
+                ", ".join(scheduled.batch.request_ids),
+            )
             outcomes = [error] * len(scheduled.states)
         with self._wake:
             self._scheduler.complete(scheduled)
@@ -313,7 +336,9 @@ class Engine:
             self._num_running -= len(scheduled.states)
             self._wake.notify_all()
 
-    def _result(self, scheduled: Scheduled, output: BatchOutput, index: int, end_s: float) -> RecResult:
+    def _result(
+        self, scheduled: Scheduled, output: BatchOutput, index: int, end_s: float
+    ) -> RecResult:
         state = scheduled.states[index]
         return RecResult(
             request_id=state.request.request_id,
@@ -338,7 +363,9 @@ class Engine:
             _resolve(state.future, EngineClosed(str(error)))
 
     def _drop_graphs(self, slot_index: int) -> None:
-        self.worker.graphs.drop(lambda key: isinstance(key, tuple) and len(key) > 1 and key[1] == slot_index)
+        self.worker.graphs.drop(
+            lambda key: isinstance(key, tuple) and len(key) > 1 and key[1] == slot_index
+        )
 
 
 class _Once:
@@ -385,4 +412,8 @@ def _capacities(config: RuntimeConfig) -> Capacities:
 def _default_num_pages(config: RuntimeConfig) -> int:
     """The null page, and enough for a full batch whose histories each waste part of a page."""
     page_size = config.cache.page_size_tokens
-    return 1 + -(-config.scheduler.max_batch_tokens // page_size) + config.scheduler.max_batch_histories
+    return (
+        1
+        + -(-config.scheduler.max_batch_tokens // page_size)
+        + config.scheduler.max_batch_histories
+    )

@@ -28,7 +28,11 @@ class RenderedHistory:
 
 
 def render_history(
-    request: RecRequest, config: RuntimeConfig, template: Template, catalog: Catalog, vocab_size: int
+    request: RecRequest,
+    config: RuntimeConfig,
+    template: Template,
+    catalog: Catalog,
+    vocab_size: int,
 ) -> RenderedHistory:
     """Resolve, cut and render a request's history. Raises InvalidRequest."""
     nothing = np.zeros(0, dtype=np.int64)
@@ -40,7 +44,9 @@ def render_history(
     num_unknown = int((~is_known).sum())
     if num_unknown and (request.on_unknown or config.search.on_unknown) == "error":
         first = int(np.flatnonzero(~is_known)[0])
-        raise InvalidRequest([(f"{field}[{first}]", f"unknown item; {num_unknown} of {len(is_known)} are unknown")])
+        raise InvalidRequest(
+            [(f"{field}[{first}]", f"unknown item; {num_unknown} of {len(is_known)} are unknown")]
+        )
     sids = sids[is_known]
     limit = min(
         config.limits.max_history_items,
@@ -49,25 +55,42 @@ def render_history(
     if len(sids) > limit:
         if (request.on_overflow or config.search.on_overflow) == "error":
             raise InvalidRequest(
-                [(field, f"at most {limit} items fit (limits.max_history_items, limits.max_prompt_tokens), got {len(sids)}")]
+                [
+                    (
+                        field,
+                        f"at most {limit} items fit (limits.max_history_items, limits.max_prompt_tokens), got {len(sids)}",
+                    )
+                ]
             )
         sids = sids[len(sids) - limit :]
     tokens = template.render(sids, catalog.token_of)
     if not len(tokens):
-        raise InvalidRequest([(field, "no known item is left and the template has no token of its own")])
+        raise InvalidRequest(
+            [(field, "no known item is left and the template has no token of its own")]
+        )
     return RenderedHistory(tokens, positions, len(sids), num_unknown, False)
 
 
 def _check_prompt(tokens: Int64Array, max_tokens: int, vocab_size: int) -> None:
     if not 1 <= len(tokens) <= max_tokens:
         raise InvalidRequest(
-            [("prompt_token_ids", f"must hold 1 to limits.max_prompt_tokens = {max_tokens} tokens, got {len(tokens)}")]
+            [
+                (
+                    "prompt_token_ids",
+                    f"must hold 1 to limits.max_prompt_tokens = {max_tokens} tokens, got {len(tokens)}",
+                )
+            ]
         )
     outside = np.flatnonzero((tokens < 0) | (tokens >= vocab_size))
     if len(outside):
         first = int(outside[0])
         raise InvalidRequest(
-            [(f"prompt_token_ids[{first}]", f"must be in [0, {vocab_size}), got {int(tokens[first])}")]
+            [
+                (
+                    f"prompt_token_ids[{first}]",
+                    f"must be in [0, {vocab_size}), got {int(tokens[first])}",
+                )
+            ]
         )
 
 
@@ -81,7 +104,10 @@ def _resolve(
         field, positions = "history_keys", catalog.positions_of_keys(list(request.history_keys))
     else:
         assert request.history_item_ids is not None
-        field, positions = "history_item_ids", catalog.positions_of_ids(as_int64(request.history_item_ids))
+        field, positions = (
+            "history_item_ids",
+            catalog.positions_of_ids(as_int64(request.history_item_ids)),
+        )
     is_known = positions >= 0
     sids = np.zeros((len(positions), catalog.num_levels), dtype=np.uint32)
     sids[is_known] = catalog.sids_of_positions(positions[is_known])

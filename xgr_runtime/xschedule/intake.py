@@ -41,7 +41,9 @@ class Intake:
         if violations:
             raise InvalidRequest(violations)
         search = request.searches[0]
-        pinned = self.catalogs.pin(search.catalog or self._default_catalog(), search.catalog_version)
+        pinned = self.catalogs.pin(
+            search.catalog or self._default_catalog(), search.catalog_version
+        )
         try:
             history = render_history(
                 request, self.config, self.template, pinned.catalog, self.vocab_size
@@ -69,15 +71,24 @@ class Intake:
         self, search: Search, pinned: "LoadedCatalog", history: RenderedHistory
     ) -> SearchState:
         config, catalog = self.config, pinned.catalog
-        widths = search.beam_widths or (search.beam_width or config.search.beam_width,) * catalog.num_levels
+        widths = (
+            search.beam_widths
+            or (search.beam_width or config.search.beam_width,) * catalog.num_levels
+        )
         violations: Violations = []
         if len(widths) != catalog.num_levels:
             violations.append(
-                ("searches[0].beam_widths", f"expected {catalog.num_levels} widths, one a level, got {len(widths)}")
+                (
+                    "searches[0].beam_widths",
+                    f"expected {catalog.num_levels} widths, one a level, got {len(widths)}",
+                )
             )
         if search.rules.exclude_history and history.is_opaque:
             violations.append(
-                ("searches[0].rules.exclude_history", "needs a history; prompt_token_ids names no items")
+                (
+                    "searches[0].rules.exclude_history",
+                    "needs a history; prompt_token_ids names no items",
+                )
             )
         if violations:
             raise InvalidRequest(violations)
@@ -122,7 +133,12 @@ def check_request(request: RecRequest, config: RuntimeConfig) -> Violations:
     limits = config.limits
     found: Violations = []
     if len(request.request_id) > limits.max_request_id_length:
-        found.append(("request_id", f"at most limits.max_request_id_length = {limits.max_request_id_length} characters"))
+        found.append(
+            (
+                "request_id",
+                f"at most limits.max_request_id_length = {limits.max_request_id_length} characters",
+            )
+        )
     inputs = {
         "history_item_ids": request.history_item_ids,
         "history_keys": request.history_keys,
@@ -136,13 +152,22 @@ def check_request(request: RecRequest, config: RuntimeConfig) -> Violations:
     bound = max(limits.max_input_items, limits.max_prompt_tokens)
     for name, value in given.items():
         if len(value) > bound:
-            found.append((name, f"at most {bound} entries (limits.max_input_items), got {len(value)}"))
+            found.append(
+                (name, f"at most {bound} entries (limits.max_input_items), got {len(value)}")
+            )
     if not request.searches:
         found.append(("searches", "at least one search must be given"))
     if len(request.searches) > limits.max_searches:
-        found.append(("searches", f"at most {limits.max_searches} searches are supported, got {len(request.searches)}"))
+        found.append(
+            (
+                "searches",
+                f"at most {limits.max_searches} searches are supported, got {len(request.searches)}",
+            )
+        )
     for index, search in enumerate(request.searches[: limits.max_searches]):
-        found += [(f"searches[{index}].{name}", text) for name, text in _check_search(search, config)]
+        found += [
+            (f"searches[{index}].{name}", text) for name, text in _check_search(search, config)
+        ]
     return found
 
 
@@ -151,7 +176,9 @@ def _check_search(search: Search, config: RuntimeConfig) -> Violations:
 
     def check_range(name: str, value: int | None, upper: int, limit: str) -> None:
         if value is not None and not 1 <= value <= upper:
-            found.append((name, f"must be in [1, {upper}] for this config, got {value}; see {limit}"))
+            found.append(
+                (name, f"must be in [1, {upper}] for this config, got {value}; see {limit}")
+            )
 
     check_range("beam_width", search.beam_width, limits.max_beam_width, "limits.max_beam_width")
     check_range("num_results", search.num_results, limits.max_num_results, "limits.max_num_results")
@@ -162,12 +189,24 @@ def _check_search(search: Search, config: RuntimeConfig) -> Violations:
     if search.max_items_per_sid is not None and search.max_items_per_sid < 1:
         found.append(("max_items_per_sid", f"must be at least 1, got {search.max_items_per_sid}"))
     if search.normalization is not None and search.normalization not in NORMALIZATIONS:
-        found.append(("normalization", f"must be one of {', '.join(NORMALIZATIONS)}, got {search.normalization!r}"))
+        found.append(
+            (
+                "normalization",
+                f"must be one of {', '.join(NORMALIZATIONS)}, got {search.normalization!r}",
+            )
+        )
     rules = search.rules
     num_exclusions = len(rules.exclude_item_ids) + len(rules.exclude_keys)
     if num_exclusions > limits.max_exclusions:
-        found.append(("rules.exclude_item_ids", f"at most limits.max_exclusions = {limits.max_exclusions} items, got {num_exclusions}"))
+        found.append(
+            (
+                "rules.exclude_item_ids",
+                f"at most limits.max_exclusions = {limits.max_exclusions} items, got {num_exclusions}",
+            )
+        )
     num_tags = sum(len(group) for group in rules.require) + len(rules.exclude_tags)
     if num_tags > limits.max_tags or len(rules.require) > limits.max_tags:
-        found.append(("rules.require", f"at most limits.max_tags = {limits.max_tags} tags, got {num_tags}"))
+        found.append(
+            ("rules.require", f"at most limits.max_tags = {limits.max_tags} tags, got {num_tags}")
+        )
     return found

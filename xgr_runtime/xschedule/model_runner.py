@@ -58,14 +58,21 @@ class ModelRunner:
         )
         self.inputs = InputBuffers(capacities, device)
         self.state = BeamState(rounds, capacities.num_rows, capacities.num_searches, device)
-        self._hidden_HM = torch.zeros((capacities.num_histories, model.hidden_size), dtype=dtype, device=place)
+        self._hidden_HM = torch.zeros(
+            (capacities.num_histories, model.hidden_size), dtype=dtype, device=place
+        )
         self._bound: dict[Bucket, BoundOps] = {}
 
     def bind(self, bucket: Bucket) -> BoundOps:
         """The ops of a bucket, resolved on first use and kept where buckets are few."""
         if bucket in self._bound:
             return self._bound[bucket]
-        dims = {"T": bucket.num_tokens, "H": bucket.num_histories, "N": max(bucket.rows), "max_kv": bucket.max_kv}
+        dims = {
+            "T": bucket.num_tokens,
+            "H": bucket.num_histories,
+            "N": max(bucket.rows),
+            "max_kv": bucket.max_kv,
+        }
         ops = bind_ops(self._device, self._dtype, dims, allow_reference=self._allow_reference)
         if len(self._bound) >= 256:
             self._bound.clear()
@@ -85,7 +92,11 @@ class ModelRunner:
                 self._round(ops, bucket, inputs, target, level)
 
         all_levels = range(len(bucket.rows))
-        parts = [range(i, i + 1) for i in all_levels] if self._device.is_graph_per_round else [all_levels]
+        parts = (
+            [range(i, i + 1) for i in all_levels]
+            if self._device.is_graph_per_round
+            else [all_levels]
+        )
         segments = [Segment("prefill", ("prefill", bucket), prefill)]
         for part in parts:
             name = f"rounds[{part.start}:{part.stop}]"
@@ -117,7 +128,9 @@ class ModelRunner:
         children = self._rows(bucket, inputs, level)
         if level == 0:
             self.state.reset()
-            parents = self.state.root(bucket.num_searches, inputs.starts[0], inputs.search_of_row[0])
+            parents = self.state.root(
+                bucket.num_searches, inputs.starts[0], inputs.search_of_row[0]
+            )
             hidden_NM = self._hidden_HM[inputs.history_of_S]
         else:
             parents = self._rows(bucket, inputs, level - 1)

@@ -50,9 +50,7 @@ def build_search_result(
     )
 
 
-def level_scores(
-    output: BatchOutput, rows: npt.NDArray[np.integer]
-) -> npt.NDArray[np.float32]:
+def level_scores(output: BatchOutput, rows: npt.NDArray[np.integer]) -> npt.NDArray[np.float32]:
     """fp32 [n, L]: what each level added to the score of the final `rows`, as differences along their ancestors."""
     num_levels = len(output.scores_LN)
     sums = np.zeros((len(rows), num_levels + 1), dtype=np.float64)

@@ -62,7 +62,11 @@ class Scheduler:
 
     def expire(self, now: float) -> list[RequestState]:
         """Take out the requests whose deadline has passed; the caller fails their futures."""
-        expired = [s for s in self._queue if s.request.deadline_s is not None and s.request.deadline_s <= now]
+        expired = [
+            s
+            for s in self._queue
+            if s.request.deadline_s is not None and s.request.deadline_s <= now
+        ]
         if expired:
             self._queue = [s for s in self._queue if s not in expired]
         return expired
@@ -136,7 +140,9 @@ class Scheduler:
         assert placed, "a slot has at least one row for rule sets"
         return placed
 
-    def _build(self, states: list[RequestState], rows: list[tuple[int, TagExpression | None]]) -> Batch:
+    def _build(
+        self, states: list[RequestState], rows: list[tuple[int, TagExpression | None]]
+    ) -> Batch:
         self._num_batches += 1
         packed = pack_histories(
             [s.prompt_token_ids for s in states], [s.pages for s in states], self._page_size
@@ -164,11 +170,15 @@ class Scheduler:
             history_of_S=np.arange(len(states), dtype=np.int32),
             widths_SL=np.asarray([search.widths for search in searches], dtype=np.int32),
             rules=tuple(rules),
-            rule_loads=tuple((row, expression) for row, expression in rows if expression is not None),
+            rule_loads=tuple(
+                (row, expression) for row, expression in rows if expression is not None
+            ),
         )
 
 
-def fail_expired(states: list[RequestState], now: float, fail: Callable[[RequestState, Exception], None]) -> None:
+def fail_expired(
+    states: list[RequestState], now: float, fail: Callable[[RequestState, Exception], None]
+) -> None:
     """Fail each expired request with how long it waited."""
     for state in states:
         waited_ms = (now - state.arrival_s) * 1e3

@@ -30,7 +30,9 @@ class Worker:
     def run(self, batch: Batch) -> BatchOutput:
         """Run `batch` to its end. The outcome's arrays are copies."""
         loaded = self._catalogs[batch.slot_index]
-        bucket = bucket_of(batch, self._runner.capacities, is_coarse=self._device.is_capturing_supported)
+        bucket = bucket_of(
+            batch, self._runner.capacities, is_coarse=self._device.is_capturing_supported
+        )
         with self._device.segment("inputs"):
             rule_rows = self._place_rules(batch, loaded)
             self._runner.inputs.fill(batch, bucket, rule_rows)

@@ -1,0 +1,43 @@
+# Both commands set up .venv themselves. Override the torch that is installed with TORCH (a requirement, a wheel file
+# or an address), and anything about the package index with pip's own variables (PIP_INDEX_URL, PIP_FIND_LINKS, ...).
+PYTHON ?= python3
+TORCH ?= torch
+VENV := .venv
+BIN := $(VENV)/bin
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help demo test check protos bench clean
+
+help:
+	@echo "make demo    set up, serve the demo model, recommend for real users, print metrics"
+	@echo "make test    set up, run all checks and tests"
+	@echo "make check   ruff, format and mypy only"
+	@echo "make bench   the CPU benchmarks of the catalogue and of the selection"
+	@echo "make protos  generate the gRPC stubs anew"
+
+# The stamp depends on what is installed, so a second run needs no network.
+$(VENV)/.installed: pyproject.toml setup.py constraints.txt Makefile
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt "$(TORCH)" numpy "setuptools>=64" wheel
+	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e ".[test]"
+	$(BIN)/python -m pip install -q -c constraints.txt --no-deps recbole
+	@touch $@
+
+demo: $(VENV)/.installed
+	$(BIN)/python tools/demo/run.py
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest -q
+
+check: $(VENV)/.installed
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+bench: $(VENV)/.installed
+	$(BIN)/python tools/bench_catalog.py
+	$(BIN)/python tools/bench_select.py
+
+protos: $(VENV)/.installed
+	$(BIN)/python tools/make_protos.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .demo demo-report.json

@@ -1,0 +1,100 @@
+"""What this machine can run: versions, devices with the reason for each absent one, providers with every refusal."""
+
+import importlib.metadata
+import platform
+from dataclasses import asdict, dataclass
+
+import torch
+
+from xgr_runtime.errors import DeviceError
+from xgr_runtime.hal.discovery import DEVICE_CHOICES, open_device
+from xgr_runtime.hal.registry import OpSpec, all_ops, explain
+
+PACKAGES = ("torch", "torch-npu", "triton", "numpy", "grpcio", "protobuf", "safetensors")
+NOT_INSTALLED = "not installed"
+
+
+@dataclass(frozen=True)
+class DeviceReport:
+    """One kind of device. reason: why it cannot be opened, "" when it can."""
+
+    kind: str
+    is_usable: bool
+    name: str
+    capability: str
+    total_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class OpReport:
+    """Which provider an op would bind on a device in one dtype; provider "" means none. refusals: "provider: reason"."""
+
+    op: str
+    device: str
+    dtype: str
+    provider: str
+    refusals: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything `xgr doctor` prints."""
+
+    python: str
+    platform: str
+    packages: dict[str, str]
+    devices: tuple[DeviceReport, ...]
+    ops: tuple[OpReport, ...]
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+
+def examine(*, allow_reference: bool, dtype: torch.dtype = torch.float32) -> Report:
+    """Look at this machine. Ops are reported for each usable device, or for the CPU when there is no other."""
+    devices = tuple(_examine_device(kind) for kind in DEVICE_CHOICES if kind != "auto")
+    ops = tuple(
+        report
+        for device in devices
+        if device.is_usable
+        for report in _examine_ops(device, dtype, allow_reference=allow_reference)
+    )
+    return Report(
+        python=platform.python_version(),
+        platform=platform.platform(),
+        packages={name: _version(name) for name in PACKAGES},
+        devices=devices,
+        ops=ops,
+    )
+
+
+def _examine_device(kind: str) -> DeviceReport:
+    try:
+        device = open_device(kind).device
+    except DeviceError as error:
+        return DeviceReport(kind, False, "", "", 0, str(error))
+    return DeviceReport(kind, True, device.name, device.capability, device.memory().total_bytes, "")
+
+
+def _examine_ops(
+    device: DeviceReport, dtype: torch.dtype, *, allow_reference: bool
+) -> list[OpReport]:
+    spec = OpSpec(device_kind=device.kind, dtype=dtype, capability=device.capability)
+    reports = []
+    for op in all_ops().values():
+        binding, refusals = explain(op, spec, allow_reference=allow_reference)
+        provider = binding.provider if binding else ""
+        reasons = tuple(f"{r.provider}: {r.reason}" for r in refusals)
+        reports.append(
+            OpReport(op.name, device.kind, str(dtype).removeprefix("torch."), provider, reasons)
+        )
+    return reports
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return NOT_INSTALLED
