@@ -109,12 +109,24 @@ def _sid_array(source: str, num_levels: int, sids: ArrayLike) -> NDArray[Any]:
                     f"{source}, row {row + 1}: a SID of {num_levels} codes expected, got {sid}"
                 )
         codes = np.array(rows) if len(rows) else np.empty((0, num_levels), np.int64)
+        if codes.dtype.kind not in "iu":
+            _refuse_odd_code(source, rows)
     if codes.ndim != 2 or codes.shape[1] != num_levels or codes.dtype.kind not in "iu":
         raise CatalogError(
             f"{source}: sids must be whole numbers [items, {num_levels} levels], "
             f"got shape {codes.shape} of {codes.dtype}"
         )
     return codes
+
+
+def _refuse_odd_code(source: str, rows: Any) -> None:
+    for row, sid in enumerate(rows):
+        for code in sid:
+            is_whole = isinstance(code, (int, np.integer)) and not isinstance(code, bool)
+            if not is_whole or not 0 <= code <= MAX_ITEMS:
+                raise CatalogError(
+                    f"{source}, row {row + 1}: codes must be whole numbers in [0, 2^31), got {code!r}"
+                )
 
 
 def _column(

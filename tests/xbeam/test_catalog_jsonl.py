@@ -1,0 +1,142 @@
+"""JSONL input: the same catalogue as from arrays, and every refusal with its line."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from xgr_runtime.errors import CatalogError
+from xgr_runtime.xbeam.catalog import Catalog
+from xgr_runtime.xbeam.catalog_build import build_catalog, build_catalog_from_jsonl
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TOKENS: dict[str, Any] = {"num_codes": [4, 4], "token_offsets": [10, 14]}
+
+
+def build(folder: Path, lines: list[str], **options: Any) -> Catalog:
+    source = folder / "items.jsonl"
+    source.write_text("".join(line + "\n" for line in lines))
+    build_catalog_from_jsonl(folder / "c", source, **TOKENS, **options)
+    catalog = Catalog.open(folder / "c")
+    catalog.verify()
+    return catalog
+
+
+def test_equals_the_build_from_arrays(tmp_path: Path) -> None:
+    rng = np.random.default_rng(11)
+    rows = [
+        {
+            "item_id": int(item_id),
+            "sid": rng.integers(0, 4, 2).tolist(),
+            "key": f"K{row}",
+            "title": f"title {row} é",
+            "weight": float(rng.integers(0, 3)),
+            "tags": [["a"], ["a", "b"], [], ["c", "c"]][row % 4],
+            "servable": bool(row % 5),
+            "other": {"ignored": True},
+        }
+        for row, item_id in enumerate(rng.permutation(200) - 100)
+    ]
+    catalog = build(tmp_path, [json.dumps(row) for row in rows], version="x")
+    build_catalog(
+        tmp_path / "arrays",
+        sids=[row["sid"] for row in rows],
+        item_ids=[row["item_id"] for row in rows],
+        keys=[row["key"] for row in rows],
+        titles=[row["title"] for row in rows],
+        weights=[row["weight"] for row in rows],
+        servable=[row["servable"] for row in rows],
+        tags=[row["tags"] for row in rows],
+        version="x",
+        **TOKENS,
+    )
+    assert (tmp_path / "arrays").read_bytes() == (tmp_path / "c").read_bytes()
+    assert catalog.num_servable == 160
+
+
+def test_ids_under_another_name_and_generated_ids(tmp_path: Path) -> None:
+    with build(tmp_path, ['{"id": 9, "sid": [1, 1]}', '{"id": 8, "sid": [0, 1]}']) as catalog:
+        assert catalog.item_ids.tolist() == [8, 9]
+    with build(
+        tmp_path, ['{"asin": 3, "codes": [0, 0]}'], sid_field="codes", id_field="asin"
+    ) as catalog:
+        assert catalog.item_ids.tolist() == [3]
+    with build(tmp_path, ['{"key": "q", "sid": [1, 1]}', '{"key": "p", "sid": [0, 1]}']) as catalog:
+        assert catalog.item_ids.tolist() == [1, 0]
+        assert catalog.positions_of_keys(["q", "p"]).tolist() == [1, 0]
+
+
+def test_a_missing_last_newline_is_fine(tmp_path: Path) -> None:
+    (tmp_path / "i").write_text('{"id": 1, "sid": [0, 0]}\r\n{"id": 2, "sid": [0, 1]}')
+    build_catalog_from_jsonl(tmp_path / "c", tmp_path / "i", **TOKENS)
+    with Catalog.open(tmp_path / "c") as catalog:
+        assert catalog.num_items == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "one JSON object expected, Expecting value"),
+        ("{", "one JSON object expected"),
+        ("[1]", "one JSON object expected, got"),
+        ("[" * 100_000, "one JSON object expected"),
+        ('{"id": 2}', "'sid' must be a list of codes, got None"),
+        ('{"id": 2, "sid": "ab"}', "'sid' must be a list of codes, got 'ab'"),
+        ('{"id": 2, "sid": [1, 1.0]}', r"'sid' must be a list of codes, got \[1, 1.0\]"),
+        ('{"id": 2, "sid": [1, true]}', r"'sid' must be a list of codes, got \[1, True\]"),
+        ('{"id": 2, "sid": [1]}', r"a SID of 2 codes expected, got \[1\]"),
+        ('{"id": 2, "sid": [1, 4]}', r"code 4 of level 1 is outside \[0, 4\)"),
+        ('{"id": 2, "sid": [1, -1]}', r"codes must be in \[0, 2\^31\), got \[1, -1\]"),
+        ('{"id": 2, "sid": [1, 99999999999999999999]}', r"codes must be in \[0, 2\^31\)"),
+        ('{"id": 1, "sid": [1, 1]}', "item id 1 is already that of row 1"),
+        ('{"id": "2", "sid": [1, 1]}', "'item_id' must be an int64, got '2'"),
+        ('{"id": true, "sid": [1, 1]}', "'item_id' must be an int64, got True"),
+        (
+            '{"id": 9223372036854775808, "sid": [1, 1]}',
+            "'item_id' must be an int64, got 9223372036854775808",
+        ),
+        ('{"sid": [1, 1]}', "'item_id' or 'key' is needed"),
+        ('{"sid": [1, 1], "key": "c"}', "no 'item_id', other rows have one"),
+        ('{"id": 2, "sid": [1, 1], "key": "k"}', "key 'k' is already that of row 1"),
+        (
+            '{"id": 2, "sid": [1, 1], "key": ""}',
+            "'key' must be a string with at least one character, got ''",
+        ),
+        (
+            '{"id": 2, "sid": [1, 1], "key": 5}',
+            "'key' must be a string with at least one character, got 5",
+        ),
+        ('{"id": 2, "sid": [1, 1], "key": "\\ud800"}', "the key is not valid text"),
+        ('{"id": 2, "sid": [1, 1], "title": 5}', "'title' must be a string, got 5"),
+        ('{"id": 2, "sid": [1, 1], "weight": NaN}', "'weight' must be finite, got nan"),
+        ('{"id": 2, "sid": [1, 1], "weight": 1e999}', "'weight' must be finite, got inf"),
+        (f'{{"id": 2, "sid": [1, 1], "weight": 1{"0" * 400}}}', "'weight' must be finite"),
+        ('{"id": 2, "sid": [1, 1], "weight": "1"}', "'weight' must be a number, got '1'"),
+        ('{"id": 2, "sid": [1, 1], "tags": "a"}', "'tags' must be a list of names, got 'a'"),
+        ('{"id": 2, "sid": [1, 1], "tags": [""]}', r"'tags' must be a list of names, got \[''\]"),
+        ('{"id": 2, "sid": [1, 1], "servable": 1}', "'servable' must be true or false, got 1"),
+    ],
+)
+def test_refusals_name_the_line(tmp_path: Path, line: str, message: str) -> None:
+    first = '{"id": 1, "sid": [0, 0], "key": "k"}'
+    with pytest.raises(CatalogError, match=rf"items.jsonl, row 2: {message}"):
+        build(tmp_path, [first, line])
+    assert os.listdir(tmp_path) == ["items.jsonl"]
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(CatalogError, match=r"cannot read .*absent: No such file"):
+        build_catalog_from_jsonl(tmp_path / "c", tmp_path / "absent", **TOKENS)
+    (tmp_path / "items.jsonl").write_bytes(b'{"id": 1, "sid": [0, 0], "title": "\xff"}\n')
+    with pytest.raises(CatalogError, match="row 1: one JSON object expected, 'utf-8' codec"):
+        build_catalog_from_jsonl(tmp_path / "c", tmp_path / "items.jsonl", **TOKENS)
+    (tmp_path / "items.jsonl").write_bytes(b"")
+    with pytest.raises(CatalogError, match="the catalogue is empty"):
+        build_catalog_from_jsonl(tmp_path / "c", tmp_path / "items.jsonl", **TOKENS)
+    assert os.listdir(tmp_path) == ["items.jsonl"]
