@@ -65,6 +65,8 @@ def test_request_id_and_deadline_come_from_the_call() -> None:
 def test_a_present_empty_input_is_not_an_absent_one(name: str) -> None:
     message = pb.RecommendRequest(searches=[pb.Search()])
     getattr(message, name).SetInParent()
+    if name == "history_sids":
+        message.history_sids.num_levels = 3
     request = parse(pb.RecommendRequest.FromString(message.SerializeToString()))
     assert getattr(request, name) is not None
     assert len(getattr(request, name)) == 0

@@ -148,10 +148,12 @@ def test_read_sids_names_the_fault(message: pb.SidValues, expected: tuple[str, s
     assert violations(found) == [expected]
 
 
-def test_an_empty_list_of_sids_needs_no_levels() -> None:
+def test_an_empty_list_of_sids_has_levels_too() -> None:
     found = wire_arrays.Violations()
-    assert wire_arrays.read_sids(pb.SidValues(), "f", "max_x", 2, found).shape == (0, 0)
+    assert wire_arrays.read_sids(pb.SidValues(num_levels=3), "f", "max_x", 2, found).shape == (0, 3)
     found.raise_if_any()
+    wire_arrays.read_sids(pb.SidValues(), "f", "max_x", 2, found)
+    assert [field for field, _ in violations(found)] == ["f.num_levels"]
 
 
 def test_quoted_shortens_and_escapes() -> None:

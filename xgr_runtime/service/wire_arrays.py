@@ -108,14 +108,11 @@ def read_sids(
     if sids.values and sids.values_le:
         found.add(field, "must be given as values or as values_le, got both")
         return empty
-    is_empty = not sids.values and not sids.values_le
-    if num_levels > MAX_LEVELS or not (num_levels or is_empty):
+    if not 1 <= num_levels <= MAX_LEVELS:
         found.add(
             f"{field}.num_levels",
             f"must be the catalogue's number of levels, 1 to {MAX_LEVELS}, got {num_levels}",
         )
-        return empty
-    if is_empty:
         return empty
     if len(sids.values_le) % (4 * num_levels):
         found.add(

@@ -1,0 +1,63 @@
+"""Running servers for tests: in the test's own loop, or in a loop of their own thread for synchronous clients."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import threading
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING
+
+from xgr_runtime.config import RuntimeConfig, ServiceConfig
+from xgr_runtime.service.server import RecommendServer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from xgr_runtime.service.servicer import RequestSink
+
+
+def with_free_port(config: RuntimeConfig | None = None, drain_s: float = 20.0) -> RuntimeConfig:
+    """The configuration, listening on a free port of the loopback address."""
+    service = ServiceConfig(host="127.0.0.1", port=0, drain_s=drain_s)
+    return dataclasses.replace(config or RuntimeConfig(), service=service)
+
+
+@asynccontextmanager
+async def running(
+    engine: RequestSink, config: RuntimeConfig | None = None, drain_s: float = 20.0
+) -> AsyncIterator[tuple[RecommendServer, str]]:
+    """A server in this loop and its address; stopped at once at the end."""
+    server = RecommendServer(engine, with_free_port(config, drain_s))
+    target = f"127.0.0.1:{await server.start()}"
+    stop_now = asyncio.Event()
+    stop_now.set()
+    try:
+        yield server, target
+    finally:
+        await server.stop(stop_now)
+
+
+@contextmanager
+def running_in_thread(engine: RequestSink, config: RuntimeConfig | None = None) -> Iterator[str]:
+    """The address of a server in a thread of its own."""
+    started, targets = threading.Event(), []
+    stops: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    async def main() -> None:
+        async with running(engine, config) as (_, target):
+            stop = asyncio.Event()
+            stops.append((asyncio.get_running_loop(), stop))
+            targets.append(target)
+            started.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread.start()
+    assert started.wait(10)
+    try:
+        yield targets[0]
+    finally:
+        loop, stop = stops[0]
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()

@@ -1,0 +1,80 @@
+"""A stand-in for the engine's queue, so that the service's own behaviour is tested apart from the model.
+
+It answers from the request alone: item i of n has id `sum of the history + i`. The catalogue's name asks for behaviour:
+"wait" never answers, "wait:0.2" answers after that many seconds, "raise:Overloaded" raises, and so on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from xgr_runtime import errors
+from xgr_runtime.types import RecResult, SearchResult, Timings
+
+if TYPE_CHECKING:
+    from xgr_runtime.types import RecRequest
+
+RAISED = {
+    "InvalidRequest": errors.InvalidRequest(
+        [("history_item_ids[1]", "unknown item"), ("searches[0].beam_widths", "expected 3")]
+    ),
+    "Overloaded": errors.Overloaded("8 requests are waiting"),
+    "DeadlineExceeded": errors.DeadlineExceeded("too late by 2 ms"),
+    "EngineClosed": errors.EngineClosed("closed"),
+    "NotFound": errors.NotFound("catalogue 'x' is not loaded; known: films"),
+    "OpUnavailable": errors.OpUnavailable("secret detail of the machine"),
+    "ZeroDivisionError": ZeroDivisionError("secret detail of the code"),
+}
+
+
+class StandInEngine:
+    """See the module; keeps every request, and those whose waiting was cancelled."""
+
+    def __init__(self) -> None:
+        self.requests: list[RecRequest] = []
+        self.cancelled: list[RecRequest] = []
+
+    async def submit(self, request: RecRequest) -> RecResult:
+        self.requests.append(request)
+        behaviour, _, argument = request.searches[0].catalog.partition(":")
+        if behaviour == "raise":
+            raise RAISED[argument]
+        if behaviour == "wait":
+            try:
+                await asyncio.sleep(float(argument or 3600))
+            except asyncio.CancelledError:
+                self.cancelled.append(request)
+                raise
+        return answer(request)
+
+
+def answer(request: RecRequest) -> RecResult:
+    """The result that `submit` gives."""
+    search = request.searches[0]
+    n = search.num_results or 3
+    ids = request.history_item_ids if request.history_item_ids is not None else np.zeros(0, int)
+    failed = search.catalog == "failed"
+    rows = 0 if failed else n
+    found = SearchResult(
+        item_ids=int(ids.sum()) + np.arange(rows, dtype=np.int64),
+        keys=tuple(f"k{i}" for i in range(rows)) if search.catalog == "keys" else None,
+        sids=np.arange(rows * 3, dtype=np.uint32).reshape(rows, 3),
+        scores=(-np.arange(rows) / 4).astype(np.float32),
+        level_scores=np.ones((rows, 3), np.float32) if search.return_level_scores else None,
+        num_valid=rows,
+        num_items=rows,
+        status="failed" if failed else "ok",
+        reason="the model gave NaN in round 1" if failed else "",
+        catalog=search.catalog,
+        catalog_version="v1",
+        normalization=search.normalization or "vocab",
+        temperature=1.0,
+        beam_widths=search.beam_widths or (search.beam_width or 50,) * 3,
+        num_unknown_exclusions=0,
+    )
+    return RecResult(
+        request.request_id, (found,), len(ids), 0, 3 * len(ids), 0, "m", "t", Timings(1, 2, 3)
+    )

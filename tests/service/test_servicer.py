@@ -1,0 +1,312 @@
+"""One call over a real connection: answers, request ids, deadlines, cancellation, every status and its details."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import numpy as np
+import pytest
+from google.protobuf import descriptor_pool
+
+from tests.service.running import running, with_free_port
+from tests.service.stand_in import StandInEngine, answer
+from tests.service.strategies import plain
+from xgr_runtime.config import LimitsConfig, RuntimeConfig
+from xgr_runtime.service._pb.xgr.v1 import recommend_pb2 as pb
+from xgr_runtime.service._pb.xgr.v1 import recommend_pb2_grpc, status_pb2
+from xgr_runtime.service.translate_result import result_from_proto
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+HISTORY = pb.Int64Values(values=[10, 20])
+METHOD = "/xgr.v1.RecommendService/Recommend"
+
+
+def request(catalog: str = "films", **fields: Any) -> pb.RecommendRequest:
+    return pb.RecommendRequest(
+        history_item_ids=HISTORY, searches=[pb.Search(catalog=catalog)], **fields
+    )
+
+
+def with_stub(
+    test: Callable[[Any, StandInEngine], Awaitable[None]], config: RuntimeConfig | None = None
+) -> None:
+    async def main() -> None:
+        engine = StandInEngine()
+        async with running(engine, config) as (_, target), grpc.aio.insecure_channel(target) as c:
+            await test(c, engine)
+
+    asyncio.run(main())
+
+
+async def call(channel: Any, message: pb.RecommendRequest, **options: Any) -> Any:
+    stub = recommend_pb2_grpc.RecommendServiceStub(channel)  # type: ignore[no-untyped-call]
+    return await stub.Recommend(message, **options)
+
+
+async def failure(channel: Any, message: pb.RecommendRequest, **options: Any) -> grpc.RpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call(channel, message, **options)
+    return caught.value
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "the condition did not become true in time"
+        await asyncio.sleep(0.005)
+
+
+def violations(error: Any) -> list[tuple[str, str]]:
+    """The violations in the trailing metadata, by field numbers and type URL as google.rpc has them."""
+    data = dict(error.trailing_metadata())["grpc-status-details-bin"]
+    status = status_pb2.RpcStatus.FromString(data)
+    assert status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    assert status.message == error.details()
+    (detail,) = status.details
+    assert detail.type_url == "type.googleapis.com/google.rpc.BadRequest"
+    bad = status_pb2.BadRequest.FromString(detail.value)
+    return [(v.field, v.description) for v in bad.field_violations]
+
+
+def test_an_answer_is_the_engines_answer() -> None:
+    async def test(channel: Any, engine: StandInEngine) -> None:
+        reply = await call(channel, request("keys", request_id="abc"))
+        assert plain(result_from_proto(reply)) == plain(answer(engine.requests[0]))
+        assert reply.results[0].item_ids == np.array([30, 31, 32], "<i8").tobytes()
+
+    with_stub(test)
+
+
+def test_request_ids_come_from_message_metadata_or_the_server(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "xgr_runtime.service")
+
+    async def test(channel: Any, engine: StandInEngine) -> None:
+        stub = recommend_pb2_grpc.RecommendServiceStub(channel)  # type: ignore[no-untyped-call]
+        seen = []
+        for field, metadata in (("a", "b"), ("", "b"), ("", None), ("", None)):
+            options = {} if metadata is None else {"metadata": (("x-request-id", metadata),)}
+            rpc = stub.Recommend(request(request_id=field), **options)
+            reply = await rpc
+            assert dict(await rpc.trailing_metadata())["x-request-id"] == reply.request_id
+            seen.append(reply.request_id)
+        assert seen[:2] == ["a", "b"]
+        assert len(set(seen)) == 4
+        assert len(seen[2]) == 32
+        assert [r.request_id for r in engine.requests] == seen
+        for request_id in seen:
+            assert f"request {request_id} OK in " in caplog.text
+        error: Any = await failure(channel, request("raise:Overloaded", request_id="z"))
+        assert dict(error.trailing_metadata())["x-request-id"] == "z"
+        assert "request z RESOURCE_EXHAUSTED in " in caplog.text
+
+    with_stub(test)
+
+
+@pytest.mark.parametrize("request_id", ["x" * 129, "two words", "tab\t", "schlüssel"])
+def test_a_request_id_that_cannot_be_echoed_is_refused(request_id: str) -> None:
+    async def test(channel: Any, engine: StandInEngine) -> None:
+        error: Any = await failure(channel, request(request_id=request_id))
+        assert violations(error) == [
+            (
+                "request_id",
+                "must be at most 128 printable ASCII characters without spaces, "
+                f"got {len(request_id)} characters",
+            )
+        ]
+        assert dict(error.trailing_metadata())["x-request-id"].isalnum()
+        too_long = (("x-request-id", "y" * 129),)
+        error = await failure(channel, request(), metadata=too_long)
+        assert [field for field, _ in violations(error)] == ["metadata x-request-id"]
+        assert engine.requests == []
+
+    with_stub(test)
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "message"),
+    [
+        (
+            "InvalidRequest",
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "history_item_ids[1]: unknown item; searches[0].beam_widths: expected 3",
+        ),
+        ("Overloaded", grpc.StatusCode.RESOURCE_EXHAUSTED, "8 requests are waiting"),
+        ("DeadlineExceeded", grpc.StatusCode.DEADLINE_EXCEEDED, "too late by 2 ms"),
+        ("EngineClosed", grpc.StatusCode.UNAVAILABLE, "closed"),
+        ("NotFound", grpc.StatusCode.NOT_FOUND, "catalogue 'x' is not loaded; known: films"),
+    ],
+)
+def test_errors_of_the_engine_have_their_status(
+    raised: str, code: grpc.StatusCode, message: str
+) -> None:
+    async def test(channel: Any, engine: StandInEngine) -> None:
+        error: Any = await failure(channel, request(f"raise:{raised}"))
+        assert (error.code(), error.details()) == (code, message)
+        if raised == "InvalidRequest":
+            assert violations(error) == [
+                ("history_item_ids[1]", "unknown item"),
+                ("searches[0].beam_widths", "expected 3"),
+            ]
+        else:
+            assert "grpc-status-details-bin" not in dict(error.trailing_metadata())
+        await call(channel, request())
+
+    with_stub(test)
+
+
+@pytest.mark.parametrize("raised", ["OpUnavailable", "ZeroDivisionError"])
+def test_a_defect_is_internal_and_its_traceback_stays_in_the_log(
+    raised: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(channel: Any, engine: StandInEngine) -> None:
+        error: Any = await failure(channel, request(f"raise:{raised}", request_id="bad-one"))
+        assert error.code() is grpc.StatusCode.INTERNAL
+        assert "secret" not in error.details()
+        assert "secret" not in str(error.trailing_metadata())
+        await call(channel, request())
+
+    with_stub(test)
+    (record,) = [r for r in caplog.records if r.name == "xgr_runtime.service.servicer"]
+    assert record.getMessage() == "request bad-one failed"
+    assert record.exc_info is not None
+    assert "secret" in str(record.exc_info[1])
+
+
+def test_a_failed_search_is_a_result_and_no_rpc_failure() -> None:
+    async def test(channel: Any, engine: StandInEngine) -> None:
+        (result,) = (await call(channel, request("failed"))).results
+        assert result.status == pb.SEARCH_STATUS_FAILED
+        assert result.reason == "the model gave NaN in round 1"
+        assert (result.num_items, result.item_ids, result.num_levels) == (0, b"", 3)
+
+    with_stub(test)
+
+
+def test_all_violations_of_a_request_come_back_at_once() -> None:
+    async def test(channel: Any, engine: StandInEngine) -> None:
+        message = pb.RecommendRequest(
+            history_sids=pb.SidValues(num_levels=3, values_le=b"12345"),
+            searches=[pb.Search(beam_width=0, num_results=100000)],
+        )
+        message.history_keys.SetInParent()
+        error: Any = await failure(channel, message)
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert [field for field, _ in violations(error)] == [
+            "history",
+            "history_sids.values_le",
+            "searches[0].beam_width",
+            "searches[0].num_results",
+        ]
+        assert all(field in error.details() for field, _ in violations(error))
+        assert engine.requests == []
+
+    with_stub(test)
+
+
+def test_a_thousand_violations_still_fit_the_trailers() -> None:
+    async def test(channel: Any, engine: StandInEngine) -> None:
+        groups = [pb.TagGroup(any_of=["", "ü" * 500])] * 1000
+        search = pb.Search(rules=pb.Rules(require=groups))
+        message = pb.RecommendRequest(history_item_ids=HISTORY, searches=[search])
+        error: Any = await failure(channel, message)
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        found = violations(error)
+        assert found[0] == (
+            "searches[0].rules.require[0].any_of[0]",
+            "a tag must not be empty",
+        )
+        assert found[-1] == ("", f"and {1000 - (len(found) - 1)} more violations")
+        assert len(error.details().encode()) <= 1024
+
+    with_stub(test, RuntimeConfig(limits=LimitsConfig(max_tags=5000)))
+
+
+def test_bytes_that_are_no_message_are_an_invalid_argument() -> None:
+    async def test(channel: Any, engine: StandInEngine) -> None:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary(METHOD)(b"\xff\xff\xff")
+        assert violations(caught.value) == [
+            ("request", "is not an xgr.v1.RecommendRequest message")
+        ]
+
+    with_stub(test)
+
+
+def test_messages_beyond_the_limit_are_refused_both_ways() -> None:
+    config = RuntimeConfig(limits=LimitsConfig(max_message_bytes=4096))
+
+    async def test(channel: Any, engine: StandInEngine) -> None:
+        message = request()
+        message.history_item_ids.values.extend([2**62] * 1000)
+        error: Any = await failure(channel, message)
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        large = request()
+        large.searches[0].num_results = 1000
+        error = await failure(channel, large)
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await call(channel, request())
+
+    with_stub(test, config)
+
+
+def test_the_deadline_reaches_the_engine_and_ends_its_waiting() -> None:
+    async def test(channel: Any, engine: StandInEngine) -> None:
+        start_s = time.monotonic()
+        error: Any = await failure(channel, request("wait"), timeout=0.3)
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await until(lambda: engine.cancelled)
+        (seen,) = engine.requests
+        assert seen.deadline_s is not None
+        assert start_s + 0.1 < seen.deadline_s < start_s + 0.6
+        await call(channel, request())
+        assert engine.requests[1].deadline_s is None
+
+    with_stub(test)
+
+
+def test_cancelling_a_call_cancels_its_waiting_in_the_engine() -> None:
+    async def main() -> None:
+        engine = StandInEngine()
+        async with running(engine) as (server, target), grpc.aio.insecure_channel(target) as c:
+            calls = [asyncio.ensure_future(call(c, request("wait"))) for _ in range(5)]
+            await until(lambda: len(engine.requests) == 5)
+            assert server.servicer.num_in_flight == 5
+            for task in calls[:3]:
+                task.cancel()
+            await until(lambda: server.servicer.num_in_flight == 2)
+            assert len(engine.cancelled) == 3
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert all(isinstance(r, BaseException) for r in results)
+        assert server.servicer.num_in_flight == 0
+
+    asyncio.run(main())
+
+
+def test_a_lost_connection_cancels_too() -> None:
+    async def main() -> None:
+        engine = StandInEngine()
+        async with running(engine) as (server, target):
+            channel = grpc.aio.insecure_channel(target)
+            task = asyncio.ensure_future(call(channel, request("wait")))
+            await until(lambda: engine.requests)
+            await channel.close()
+            await until(lambda: server.servicer.num_in_flight == 0)
+            assert len(engine.cancelled) == 1
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_the_service_is_registered_under_its_name() -> None:
+    pool: Any = descriptor_pool.Default()
+    service = pool.FindServiceByName("xgr.v1.RecommendService")
+    assert [m.name for m in service.methods] == ["Recommend"]
+    assert with_free_port().service.host == "127.0.0.1"

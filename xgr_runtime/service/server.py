@@ -1,0 +1,121 @@
+"""The process around the servicer: listen, say so, and stop without losing an answer.
+
+The grpc.aio server lives in the main thread's asyncio loop; the engine runs its own thread. At the first SIGTERM or ctrl-C health
+turns NOT_SERVING, new calls are answered UNAVAILABLE, calls in flight get `service.drain_s` seconds, then the server stops. The
+second signal stops at once. Waiting for the calls and not for gRPC's own grace period matters: a load balancer's health watch
+never ends by itself and would always use up the whole period.
+"""
+
+import asyncio
+import enum
+import logging
+import signal
+from collections.abc import Callable
+
+import grpc
+
+from xgr_runtime.config import RuntimeConfig
+from xgr_runtime.errors import ConfigError
+from xgr_runtime.service.health import ServiceHealth
+from xgr_runtime.service.servicer import RecommendServicer, RequestSink, add_to_server
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+FLUSH_S = 0.5
+logger = logging.getLogger(__name__)
+
+
+class ServeEnd(enum.Enum):
+    """Why `serve` returned."""
+
+    DRAINED = "every request was answered"
+    CUT_OFF = "requests were cut off"
+    ENGINE_CLOSED = "the engine stopped by itself"
+
+
+class RecommendServer:
+    """A listening service on a started engine. `start` must be awaited in the loop that will serve."""
+
+    def __init__(self, engine: RequestSink, config: RuntimeConfig) -> None:
+        limit = config.limits.max_message_bytes
+        # Without so_reuseport = 0 a second server on the same port starts without an error and takes half of the calls.
+        options = (
+            ("grpc.max_receive_message_length", limit),
+            ("grpc.max_send_message_length", limit),
+            ("grpc.so_reuseport", 0),
+        )
+        self._config = config.service
+        self._server = grpc.aio.server(options=options)
+        self._health = ServiceHealth()
+        self.servicer = RecommendServicer(engine, config.limits)
+
+    async def start(self) -> int:
+        """Listen; returns the port. Raises ConfigError when the address cannot be bound."""
+        add_to_server(self.servicer, self._server)
+        await self._health.add_to_server(self._server)
+        address = format_address(self._config.host, self._config.port)
+        try:
+            port = int(self._server.add_insecure_port(address))
+        except RuntimeError as error:
+            raise ConfigError(
+                f"cannot listen on {address}: the address is in use or not of this machine; "
+                "choose another service.port (0 takes a free one) or service.host"
+            ) from error
+        await self._server.start()
+        await self._health.set_serving()
+        return port
+
+    async def stop(self, stop_now: asyncio.Event) -> int:
+        """Drain, then stop; returns the number of calls that were cut off. `stop_now` ends the drain early."""
+        await self._health.set_stopping()
+        self.servicer.refuse_new()
+        waits = [
+            asyncio.ensure_future(self.servicer.wait_idle()),
+            asyncio.ensure_future(stop_now.wait()),
+        ]
+        await asyncio.wait(waits, timeout=self._config.drain_s, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        num_cut_off = self.servicer.num_in_flight
+        # Answers that handlers have returned may still have to leave the socket.
+        await self._server.stop(None if num_cut_off else FLUSH_S)
+        return num_cut_off
+
+
+async def serve(
+    engine: RequestSink, config: RuntimeConfig, on_listening: Callable[[str], None]
+) -> ServeEnd:
+    """Serve until a stop signal; `on_listening` gets the address with the real port.
+
+    Must run in the main thread (it installs signal handlers). Raises ConfigError when the address cannot be bound.
+    """
+    server = RecommendServer(engine, config)
+    stop, stop_now = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (stop_now if stop.is_set() else stop).set()
+
+    loop = asyncio.get_running_loop()
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        port = await server.start()
+        on_listening(format_address(config.service.host, port))
+        engine_closed = server.servicer.engine_closed
+        waits = [asyncio.ensure_future(event.wait()) for event in (stop, engine_closed)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        logger.info("stopping; %d requests in flight", server.servicer.num_in_flight)
+        stop.set()
+        num_cut_off = await server.stop(stop_now)
+    finally:
+        for number in STOP_SIGNALS:
+            loop.remove_signal_handler(number)
+    if engine_closed.is_set():
+        return ServeEnd.ENGINE_CLOSED
+    return ServeEnd.CUT_OFF if num_cut_off else ServeEnd.DRAINED
+
+
+def format_address(host: str, port: int) -> str:
+    """host:port, with brackets around an IPv6 host."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,189 @@
+"""One Recommend call: check, hand to the engine, translate the answer, map every error to a status.
+
+grpc.aio runs the handler as a task of the server's loop and cancels it when the client cancels, when the connection is lost, and
+when the call's deadline passes. The engine's awaitable is awaited directly in that task, so each of these frees the request's
+place in the queue, its pages and its rows without any code here.
+"""
+
+import asyncio
+import logging
+import time
+import uuid
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from xgr_runtime.config import LimitsConfig
+from xgr_runtime.errors import EngineClosed, InvalidRequest, XgrError
+from xgr_runtime.service._pb.xgr.v1 import recommend_pb2 as pb
+from xgr_runtime.service.rpc_errors import (
+    DETAILS_KEY,
+    REQUEST_ID_KEY,
+    RpcFailure,
+    failure_from_error,
+)
+from xgr_runtime.service.translate import request_from_proto
+from xgr_runtime.service.translate_result import result_to_proto
+from xgr_runtime.service.wire_arrays import Violations
+from xgr_runtime.types import RecRequest, RecResult
+
+SERVICE_NAME = "xgr.v1.RecommendService"
+INTERNAL_MESSAGE = "internal error; the server's log has the details under this request id"
+logger = logging.getLogger(__name__)
+
+# grpc has no type information: a ServicerContext or a Server of grpc.aio.
+ServicerContext: TypeAlias = Any
+Server: TypeAlias = Any
+
+
+class RequestSink(Protocol):
+    """The part of the Engine that answers requests; cancelling the awaiting task withdraws the request."""
+
+    async def submit(self, request: RecRequest) -> RecResult: ...
+
+
+@dataclass(frozen=True)
+class MalformedMessage:
+    """Stands for bytes that are no RecommendRequest; gRPC alone would answer UNKNOWN."""
+
+    request_id: str = ""
+
+
+class RecommendServicer:
+    """Answers Recommend calls through an engine and counts those in flight."""
+
+    def __init__(self, engine: RequestSink, limits: LimitsConfig) -> None:
+        self._engine = engine
+        self._limits = limits
+        self._is_draining = False
+        self._num_in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.engine_closed = asyncio.Event()
+
+    @property
+    def num_in_flight(self) -> int:
+        """Calls that have not been answered yet."""
+        return self._num_in_flight
+
+    def refuse_new(self) -> None:
+        """From now on new calls are answered UNAVAILABLE; those in flight go on."""
+        self._is_draining = True
+
+    async def wait_idle(self) -> None:
+        """Return once no call is in flight."""
+        await self._idle.wait()
+
+    async def recommend(
+        self, message: pb.RecommendRequest | MalformedMessage, context: ServicerContext
+    ) -> pb.RecommendResponse:
+        """Handle one call."""
+        arrival_s = time.monotonic()
+        found = Violations()
+        request_id = choose_request_id(message, context, self._limits, found)
+        trailing: tuple[tuple[str, str | bytes], ...] = ((REQUEST_ID_KEY, request_id),)
+        context.set_trailing_metadata(trailing)
+        remaining_s = context.time_remaining()
+        deadline_s = None if remaining_s is None else arrival_s + remaining_s
+        self._num_in_flight += 1
+        self._idle.clear()
+        try:
+            outcome = await self._answer(message, request_id, deadline_s, found)
+        except asyncio.CancelledError:
+            logger.info("request %s cancelled after %.1f ms", request_id, _ms_since(arrival_s))
+            raise
+        finally:
+            self._num_in_flight -= 1
+            if not self._num_in_flight:
+                self._idle.set()
+        if isinstance(outcome, RpcFailure):
+            ms = _ms_since(arrival_s)
+            logger.info(
+                "request %s %s in %.1f ms: %s", request_id, outcome.code.name, ms, outcome.message
+            )
+            if outcome.details:
+                trailing = (*trailing, (DETAILS_KEY, outcome.details))
+            await context.abort(outcome.code, outcome.message, trailing)
+            raise AssertionError("abort returned")
+        logger.info("request %s OK in %.1f ms", request_id, _ms_since(arrival_s))
+        return outcome
+
+    async def _answer(
+        self,
+        message: pb.RecommendRequest | MalformedMessage,
+        request_id: str,
+        deadline_s: float | None,
+        found: Violations,
+    ) -> pb.RecommendResponse | RpcFailure:
+        try:
+            if self._is_draining:
+                raise EngineClosed("the server is shutting down and accepts no further requests")
+            if isinstance(message, MalformedMessage):
+                raise InvalidRequest([("request", "is not an xgr.v1.RecommendRequest message")])
+            request = request_from_proto(message, self._limits, request_id, deadline_s, found)
+            return result_to_proto(await self._engine.submit(request))
+        except XgrError as error:
+            if isinstance(error, EngineClosed) and not self._is_draining:
+                self.engine_closed.set()
+            failure = failure_from_error(error)
+            if failure is not None:
+                return failure
+            logger.exception("request %s failed", request_id)
+        # The border of the process: whatever else went wrong is a defect of the runtime. The client learns only that, the log
+        # gets the traceback, and the server goes on with its other requests.
+        except Exception:
+            logger.exception("request %s failed", request_id)
+        return RpcFailure(grpc.StatusCode.INTERNAL, INTERNAL_MESSAGE)
+
+
+def choose_request_id(
+    message: pb.RecommendRequest | MalformedMessage,
+    context: ServicerContext,
+    limits: LimitsConfig,
+    found: Violations,
+) -> str:
+    """The message's request id, else metadata "x-request-id", else a new one.
+
+    An id that cannot be logged and echoed in metadata is noted in `found` and replaced by a new one.
+    """
+    candidates = [("request_id", message.request_id)]
+    for key, value in context.invocation_metadata() or ():
+        if key == REQUEST_ID_KEY and isinstance(value, str):
+            candidates.append((f"metadata {REQUEST_ID_KEY}", value))
+    for field, value in candidates:
+        if not value:
+            continue
+        if len(value) <= limits.max_request_id_length and all(" " < c <= "~" for c in value):
+            return value
+        found.add(
+            field,
+            f"must be at most {limits.max_request_id_length} printable ASCII characters "
+            f"without spaces, got {len(value)} characters",
+        )
+        break
+    return uuid.uuid4().hex
+
+
+def add_to_server(servicer: RecommendServicer, server: Server) -> None:
+    """Register the servicer; as the generated function does, but malformed bytes reach the servicer."""
+    handler = grpc.unary_unary_rpc_method_handler(
+        servicer.recommend,
+        request_deserializer=parse_message,
+        response_serializer=pb.RecommendResponse.SerializeToString,
+    )
+    handlers = grpc.method_handlers_generic_handler(SERVICE_NAME, {"Recommend": handler})
+    server.add_generic_rpc_handlers((handlers,))
+
+
+def parse_message(data: bytes) -> pb.RecommendRequest | MalformedMessage:
+    """The message in the bytes of a call."""
+    try:
+        return pb.RecommendRequest.FromString(data)
+    except DecodeError:
+        return MalformedMessage()
+
+
+def _ms_since(start_s: float) -> float:
+    return 1e3 * (time.monotonic() - start_s)
