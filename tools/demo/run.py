@@ -1,0 +1,189 @@
+"""`make demo`: serve the demo model on loopback, recommend for every MovieLens user, print metrics and latencies.
+
+The service and the client are the installed commands, run as a user would run them. Titles come from the wheel at run
+time; the committed catalogue holds ids and codes only. The figures also go to demo-report.json.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tools.demo.baselines import Markov1, popularity_ranking, popularity_recommend  # noqa: E402
+from tools.demo.metrics import ndcg_at_k, recall_at_k  # noqa: E402
+from tools.demo.movielens import load_sequences, load_titles, without_last  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+CONFIG = ROOT / "configs" / "demo.yaml"
+ITEMS = ROOT / "configs" / "demo" / "items.jsonl"
+WORK = ROOT / ".demo"
+CATALOG = WORK / "movielens.xgr"
+REPORT = ROOT / "demo-report.json"
+XGR = str(Path(sys.executable).parent / "xgr")
+CONCURRENCY = 4
+START_LIMIT_S = 120.0
+NUM_SHOWN_USERS = 3
+TOP = 10
+
+
+def main() -> int:
+    sequences, titles = load_sequences(), load_titles()
+    histories = without_last(sequences, 1)
+    targets = [items[-1] for items in sequences.values()]
+    build_catalog()
+    with service() as target:
+        print(f"\nservice: {XGR} serve --config {CONFIG.relative_to(ROOT)} on {target}")
+        shown = list(histories)[:: max(1, len(histories) // NUM_SHOWN_USERS)][:NUM_SHOWN_USERS]
+        ask(target, {user: histories[user] for user in shown}, "warm-up")
+        replies = ask(target, histories, "users")
+    for user in shown:
+        show(user, histories[user], replies[user], titles)
+    report = measure(histories, targets, replies)
+    REPORT.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    print_report(report)
+    return 0 if report["num_invalid_items"] == 0 else 1
+
+
+def build_catalog() -> None:
+    """Compile the committed items anew with the command a user would type."""
+    WORK.mkdir(exist_ok=True)
+    command = [XGR, "catalog", "build", str(ITEMS), str(CATALOG)]
+    command += ["--token-offsets", "8,72,136", "--codes", "64,64,64"]
+    subprocess.run(command, check=True)
+
+
+@contextmanager
+def service() -> Iterator[str]:
+    """`xgr serve` on a free port of the loopback address; stopped with SIGTERM, which drains it."""
+    log_path = WORK / "serve.log"
+    command = [XGR, "serve", "--config", str(CONFIG), "--host", "127.0.0.1", "--port", "0"]
+    with log_path.open("w", encoding="utf-8") as log:
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        try:
+            yield wait_for_address(server, log_path)
+        finally:
+            server.send_signal(signal.SIGTERM)
+            code = server.wait(timeout=60)
+    if code != 0:
+        raise RuntimeError(f"xgr serve ended with exit code {code}; see {log_path}")
+
+
+def wait_for_address(server: subprocess.Popen[str], log_path: Path) -> str:
+    """The address in the one line that the service prints when it listens."""
+    assert server.stdout is not None
+    ready, _, _ = select.select([server.stdout], [], [], START_LIMIT_S)
+    line = server.stdout.readline() if ready else ""
+    if "listening on " not in line:
+        raise RuntimeError(f"xgr serve did not start: {log_path.read_text(encoding='utf-8')}")
+    return line.split("listening on ")[1].strip()
+
+
+def ask(target: str, histories: dict[int, list[int]], what: str) -> dict[int, dict[str, Any]]:
+    """One reply per user through `xgr client`, the user's own history excluded; a progress bar on a terminal."""
+    requests = WORK / "requests.jsonl"
+    with requests.open("w", encoding="utf-8") as lines:
+        for user, items in histories.items():
+            lines.write(json.dumps({"request_id": f"user-{user}", "history_item_ids": items}) + "\n")
+    command = [XGR, "client", "--target", target, "--input", str(requests), "--json"]
+    command += ["--exclude-history", "--concurrency", str(CONCURRENCY)]
+    replies: dict[int, dict[str, Any]] = {}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout is not None
+        for line in tqdm(client.stdout, desc=what, total=len(histories), disable=not sys.stderr.isatty()):
+            reply = json.loads(line)
+            if "error" in reply:
+                raise RuntimeError(f"the service refused a request: {reply}")
+            replies[int(reply["request_id"].removeprefix("user-"))] = reply
+    if client.returncode != 0 or len(replies) != len(histories):
+        raise RuntimeError(f"xgr client answered {len(replies)} of {len(histories)}, exit code {client.returncode}")
+    return replies
+
+
+def item_ids(reply: dict[str, Any]) -> list[int]:
+    return [item["item_id"] for item in reply["results"][0]["items"]]
+
+
+def show(user: int, history: Sequence[int], reply: dict[str, Any], titles: dict[int, str]) -> None:
+    """The latest films of a user and what the service recommends, with scores."""
+    print(f"\nuser {user}: {len(history)} films seen; the latest: " + ", ".join(titles[i] for i in history[-4:]))
+    for rank, item in enumerate(reply["results"][0]["items"][:5], start=1):
+        print(f"  {rank}. {titles[item['item_id']]}  (score {item['score']:.3f})")
+
+
+def count_invalid(histories: dict[int, list[int]], replies: dict[int, dict[str, Any]]) -> int:
+    """Returned rows that break the contract: not in the catalogue, another SID, in the history, repeated, not finite."""
+    known = {}
+    for line in ITEMS.read_text(encoding="utf-8").splitlines():
+        item = json.loads(line)
+        known[item["item_id"]] = item["sid"]
+    num_invalid = 0
+    for user, reply in replies.items():
+        seen = set(histories[user])
+        for item in reply["results"][0]["items"]:
+            is_valid = known.get(item["item_id"]) == item["sid"] and np.isfinite(item["score"])
+            num_invalid += not is_valid or item["item_id"] in seen
+            seen.add(item["item_id"])
+    return num_invalid
+
+
+def measure(
+    histories: dict[int, list[int]], targets: list[int], replies: dict[int, dict[str, Any]]
+) -> dict[str, Any]:
+    """Recall@10 and NDCG@10 of the service, popularity and Markov-1 over all users, and client latencies."""
+    ranking, markov = popularity_ranking(histories), Markov1(histories)
+    lists = {
+        "xgr": [item_ids(replies[user]) for user in histories],
+        "popularity": [popularity_recommend(ranking, items, TOP) for items in histories.values()],
+        "markov1": [markov.recommend(items, TOP) for items in histories.values()],
+    }
+    rows = {
+        name: {
+            "recall_at_10": round(recall_at_k(ranked, targets, TOP), 4),
+            "ndcg_at_10": round(ndcg_at_k(ranked, targets, TOP), 4),
+        }
+        for name, ranked in lists.items()
+    }
+    client_ms = np.array([reply["client_ms"] for reply in replies.values()])
+    percentiles = {f"p{q}": round(float(np.percentile(client_ms, q)), 2) for q in (50, 90, 99)}
+    return {
+        **rows["xgr"],
+        "popularity": rows["popularity"],
+        "markov1": rows["markov1"],
+        "latency_ms": {**percentiles, "max": round(float(client_ms.max()), 2)},
+        "concurrency": CONCURRENCY,
+        "num_users": len(histories),
+        "num_invalid_items": count_invalid(histories, replies),
+    }
+
+
+def print_report(report: dict[str, Any]) -> None:
+    print(f"\n{report['num_users']} users, last item held out, own history excluded")
+    print(f"{'':<22}Recall@10  NDCG@10")
+    for name, row in (("xgr-runtime", report), ("Markov-1", report["markov1"]), ("popularity", report["popularity"])):
+        print(f"  {name:<20}{row['recall_at_10']:>9.4f}{row['ndcg_at_10']:>9.4f}")
+    latency = ", ".join(f"{name} {value} ms" for name, value in report["latency_ms"].items())
+    print(f"latency at the client, {report['concurrency']} requests at a time: {latency}")
+    print(f"invalid items returned: {report['num_invalid_items']}")
+    print(f"figures: {REPORT.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    start_s = time.monotonic()
+    code = main()
+    print(f"finished in {time.monotonic() - start_s:.1f} s")
+    sys.exit(code)
