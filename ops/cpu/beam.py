@@ -6,7 +6,8 @@ best score so far as the threshold, look only for candidates that reach it, and 
 it. Rounding is monotone, so no candidate of a row exceeds the row's bound, and everything that equals the threshold
 stays in the pool until the exact order (score, parent row, code) decides.
 
-level_logsumexp works through chunks of rows that stay in the cache: maximum, subtraction and exponential in place.
+level_logsumexp works through chunks of rows that stay in the cache: maximum, subtraction, exponential in place, sum.
+numpy has the faster exponential (measured: 1.6 against 2.9 ms for 512 x 8,192), torch the faster sum (0.3 against 0.8).
 Memory: `TILE_CANDIDATES` candidates of about 60 bytes, or one search's if that is more; SCAN_ROWS rows of logits; one
 chunk of CHUNK_ELEMENTS.
 """
@@ -92,15 +93,15 @@ def level_logsumexp_cpu(logits_NC: Tensor) -> Tensor:
     num_rows, num_codes = logits.shape
     lse = np.empty(num_rows, np.float32)
     step = max(1, CHUNK_ELEMENTS // max(1, num_codes))
-    buffer = np.empty((min(step, num_rows), num_codes), np.float32)
+    buffer = torch.empty((min(step, num_rows), num_codes))
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         for first in range(0, num_rows, step):
             chunk = logits[first : first + step]
             work = buffer[: len(chunk)]
             peak = chunk.max(axis=1)
-            np.subtract(chunk, peak[:, None], out=work)
-            np.exp(work, out=work)
-            total = np.log(work.sum(axis=1))
+            np.subtract(chunk, peak[:, None], out=work.numpy())
+            np.exp(work.numpy(), out=work.numpy())
+            total = np.log(work.sum(dim=1).numpy())
             lse[first : first + step] = np.where(np.isfinite(peak), peak + total, peak)
     return torch.from_numpy(lse)
 

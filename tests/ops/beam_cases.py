@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 import torch
+import xgr_ops.cpu.beam
 from xgr_ops.cpu.beam import children_logsumexp_cpu, level_logsumexp_cpu, select_beams_cpu
 
+import xgr_runtime.hal.ops.beam
 from xgr_runtime.hal.ops.beam import (
     BeamRows,
     LevelTrie,
@@ -18,9 +22,10 @@ from xgr_runtime.hal.ops.beam import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-DEAD = float("-inf")
+DEAD, NAN, INF = float("-inf"), float("nan"), float("inf")
+PROVIDERS = ("reference", "numpy")
 SELECT: dict[str, Callable[..., None]] = {"reference": select_beams, "numpy": select_beams_cpu}
 LEVEL_LSE: dict[str, Callable[..., torch.Tensor]] = {
     "reference": level_logsumexp,
@@ -30,6 +35,20 @@ CHILDREN_LSE: dict[str, Callable[..., torch.Tensor]] = {
     "reference": children_logsumexp,
     "numpy": children_logsumexp_cpu,
 }
+
+
+@contextmanager
+def tiles_of(candidates: int) -> Iterator[None]:
+    """Small tiles, so that small cases cross their borders."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(xgr_runtime.hal.ops.beam, "TILE_CANDIDATES", candidates)
+        patch.setattr(xgr_ops.cpu.beam, "TILE_CANDIDATES", candidates)
+        yield
+
+
+def f32(values: Sequence[float]) -> np.ndarray:
+    """The values as fp32."""
+    return np.array(values, np.float32)
 
 
 @dataclass(frozen=True)

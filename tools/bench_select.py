@@ -1,0 +1,197 @@
+"""Exact trie selection against the dense round (log-softmax, mask, top-k over rows x codes), one CPU thread.
+
+    python tools/bench_select.py --json
+
+Search: three rounds over random items. Hub: one round in which every beam has half of the codes below it. Each case
+asserts identical lists before it is timed, and times both sides in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tools._bench.beam_search import (
+    Beams,
+    DenseSearch,
+    OpsSearch,
+    Workload,
+    check_same_lists,
+    dense_levels,
+)
+from tools._bench.timing import (
+    MIN_RUNS,
+    add_output_arguments,
+    as_dict,
+    environment,
+    progress,
+    ratio,
+    time_interleaved,
+    write_report,
+)
+from xgr_runtime.xbeam.trie import Trie, build_trie
+
+# Log-softmax and log-sum-exp round differently; see the fp32 row of the tolerance table.
+NEAR = 1e-4
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the figures are for; a test makes it small."""
+
+    width: int = 512
+    num_codes: int = 8192
+    num_items: int = 1_000_000
+    num_levels: int = 3
+    runs: int = 15
+
+
+def random_trie(sizes: Sizes, rng: np.random.Generator) -> Trie:
+    """Distinct random items; the trie needs them sorted, which one packed integer per item does."""
+    packed = np.zeros(0, np.int64)
+    while len(packed) < sizes.num_items:
+        missing = sizes.num_items - len(packed)
+        drawn = np.zeros(missing, np.int64)
+        for _ in range(sizes.num_levels):
+            drawn = drawn * sizes.num_codes + rng.integers(0, sizes.num_codes, missing)
+        packed = np.unique(np.concatenate((packed, drawn)))
+    places = [sizes.num_codes**p for p in range(sizes.num_levels - 1, -1, -1)]
+    columns = [(packed // place % sizes.num_codes).astype(np.uint16) for place in places]
+    return build_trie(columns)[0]
+
+
+def hub_trie(sizes: Sizes, rng: np.random.Generator) -> Trie:
+    """One level: `width` nodes, each with a random half of the codes below it."""
+    half = sizes.num_codes // 2
+    ranks = rng.random((sizes.width, sizes.num_codes), np.float32)
+    codes = np.sort(np.argpartition(ranks, half, axis=1)[:, :half], axis=1)
+    offsets = np.arange(sizes.width + 1, dtype=np.int32) * half
+    return Trie((offsets,), (codes.astype(np.uint16).reshape(-1),))
+
+
+def normal_logits(rows: int, num_codes: int, rng: np.random.Generator) -> torch.Tensor:
+    """Standard normal logits."""
+    return torch.from_numpy(rng.standard_normal((rows, num_codes), np.float32))
+
+
+def peaked_logits(rows: int, num_codes: int, rng: np.random.Generator) -> torch.Tensor:
+    """Synthetic: log-probabilities fall as rank**-1.5 (what trained models look like), in random order, with noise."""
+    ranked = -1.5 * np.log(np.arange(1, num_codes + 1, dtype=np.float32))
+    logits = rng.permuted(np.broadcast_to(ranked, (rows, num_codes)), axis=1)
+    logits += 0.1 * rng.standard_normal((rows, num_codes), np.float32)
+    return torch.from_numpy(np.ascontiguousarray(logits))
+
+
+def search_case(work: Workload, sizes: Sizes) -> dict[str, Any]:
+    """Check, then time both sides with and without the normaliser."""
+    ours, dense = OpsSearch(work), DenseSearch(work)
+    lse = ours.normalisers()
+    logp = [logits - row[:, None] for logits, row in zip(work.logits, lse, strict=True)]
+    check_same_lists(ours.run(lse), dense.run(logp), 0.0)
+    agreement = check_same_lists(ours.run(), dense.run(), NEAR)
+    ours.counters.zero_()
+    ours.run(lse)
+    live, skipped = ours.counters.tolist()
+    timings = time_interleaved(
+        {
+            "ops": ours.run,
+            "dense": dense.run,
+            "ops_without_norm": lambda: ours.run(lse),
+            "dense_without_norm": lambda: dense.run(logp),
+        },
+        sizes.runs,
+    )
+    return {
+        "ratio": ratio(timings, "ops", "dense"),
+        "ratio_without_norm": ratio(timings, "ops_without_norm", "dense_without_norm"),
+        "rows_skipped": round(skipped / live, 4),
+        "layouts": ["dense" if dense_level else "csr" for dense_level in work.is_dense],
+        **agreement,
+        "timings": as_dict(timings),
+    }
+
+
+def search_work(trie: Trie, sizes: Sizes, rng: np.random.Generator, logits_of: Any) -> Workload:
+    """All rounds from the root."""
+    rows = [1, *(min(sizes.width, len(codes)) for codes in trie.codes[:-1])]
+    logits = [logits_of(count, sizes.num_codes, rng) for count in rows]
+    return Workload(
+        trie,
+        dense_levels(trie, sizes.num_codes),
+        sizes.num_codes,
+        logits,
+        Beams.root(),
+        sizes.width,
+    )
+
+
+def hub_work(
+    trie: Trie, sizes: Sizes, rng: np.random.Generator, logits_of: Any, spread: float
+) -> Workload:
+    """One round from `width` beams whose scores spread over `spread` nats."""
+    nodes = np.arange(sizes.width)
+    scores = -np.linspace(0.0, spread, sizes.width, dtype=np.float32)
+    logits = logits_of(sizes.width, sizes.num_codes, rng)
+    start = Beams(scores, nodes, nodes, nodes)
+    return Workload(trie, (False,), sizes.num_codes, [logits], start, sizes.width)
+
+
+def run(sizes: Sizes, seed: int = 0) -> dict[str, Any]:
+    """All cases; the keys with a required value come first."""
+    torch.set_num_threads(1)
+    rng = np.random.default_rng(seed)
+    trie, hub = random_trie(sizes, rng), hub_trie(sizes, rng)
+    works = {
+        "search": search_work(trie, sizes, rng, normal_logits),
+        "search_peaked_synthetic": search_work(trie, sizes, rng, peaked_logits),
+        "hub": hub_work(hub, sizes, rng, normal_logits, 6.0),
+        "hub_equal": hub_work(hub, sizes, rng, normal_logits, 0.0),
+        "hub_peaked_synthetic": hub_work(hub, sizes, rng, peaked_logits, 6.0),
+    }
+    cases = {}
+    for name, work in works.items():
+        cases[name] = search_case(work, sizes)
+        progress(
+            f"{name}: {cases[name]['ratio']} of dense, {cases[name]['ratio_without_norm']} without the normaliser"
+        )
+    return {
+        "select_ratio_to_dense": cases["search"]["ratio"],
+        "select_ratio_without_norm": cases["search"]["ratio_without_norm"],
+        "select_ratio_hub": cases["hub"]["ratio"],
+        "rows_skipped_hub": cases["hub"]["rows_skipped"],
+        "select_ratio_hub_equal": cases["hub_equal"]["ratio"],
+        "sizes": vars(sizes),
+        "seed": seed,
+        "environment": environment(),
+        "cases": cases,
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=Sizes.runs, help=f"at least {MIN_RUNS}")
+    parser.add_argument("--width", type=int, default=Sizes.width, help="beams of the search")
+    parser.add_argument("--codes", type=int, default=Sizes.num_codes, help="codes of a level")
+    parser.add_argument("--items", type=int, default=Sizes.num_items, help="random items")
+    parser.add_argument("--seed", type=int, default=0)
+    add_output_arguments(parser)
+    args = parser.parse_args(arguments)
+    if args.runs < MIN_RUNS:
+        parser.error(f"--runs must be at least {MIN_RUNS}, got {args.runs}")
+    sizes = Sizes(args.width, args.codes, args.items, runs=args.runs)
+    write_report(run(sizes, args.seed), args)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
