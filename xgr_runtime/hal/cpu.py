@@ -4,6 +4,7 @@ import platform
 import resource
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -56,7 +57,15 @@ class CpuDevice:
 
     def memory(self) -> MemoryInfo:
         peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return MemoryInfo(used_bytes=peak_bytes, peak_bytes=peak_bytes, total_bytes=0)
+        return MemoryInfo(_resident_bytes() or peak_bytes, peak_bytes, total_bytes=0)
 
     def synchronize(self) -> None:
         return None
+
+
+def _resident_bytes() -> int:
+    """Resident bytes of this process, 0 where the kernel does not say."""
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        return 0
+    return int(statm.read_text().split()[1]) * resource.getpagesize()

@@ -1,5 +1,10 @@
-"""An NVIDIA GPU as a device. Work runs on one side stream, which capture needs; graphs share one memory pool."""
+"""An NVIDIA GPU as a device. Work runs on one side stream, which capture needs; graphs share one memory pool.
 
+Catalogues are loaded from other threads while batches run. A copy that another thread issues during a capture would be
+recorded into the graph's stream or break it, so captures and copies exclude each other.
+"""
+
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -43,13 +48,14 @@ class CudaDevice:
         major, minor = torch.cuda.get_device_capability(index)
         self.capability = f"sm_{major}{minor}"
         self._stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
+        self._lock = threading.Lock()
         self._pool: Any = None  # torch gives an opaque handle
 
     def pinned_empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        with torch.cuda.stream(self._stream):
+        with self._lock, torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
 
     def record_event(self) -> _CudaEvent:
@@ -68,7 +74,12 @@ class CudaDevice:
         with torch.cuda.stream(self._stream):
             fn()
         self._stream.synchronize()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        with (
+            self._lock,
+            torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ),
+        ):
             fn()
         self._pool = self._pool or graph.pool()
         return graph
