@@ -98,19 +98,25 @@ def ask(target: str, histories: dict[int, list[int]], what: str) -> dict[int, di
     requests = WORK / "requests.jsonl"
     with requests.open("w", encoding="utf-8") as lines:
         for user, items in histories.items():
-            lines.write(json.dumps({"request_id": f"user-{user}", "history_item_ids": items}) + "\n")
+            lines.write(
+                json.dumps({"request_id": f"user-{user}", "history_item_ids": items}) + "\n"
+            )
     command = [XGR, "client", "--target", target, "--input", str(requests), "--json"]
     command += ["--exclude-history", "--concurrency", str(CONCURRENCY)]
     replies: dict[int, dict[str, Any]] = {}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
         assert client.stdout is not None
-        for line in tqdm(client.stdout, desc=what, total=len(histories), disable=not sys.stderr.isatty()):
+        for line in tqdm(
+            client.stdout, desc=what, total=len(histories), disable=not sys.stderr.isatty()
+        ):
             reply = json.loads(line)
             if "error" in reply:
                 raise RuntimeError(f"the service refused a request: {reply}")
             replies[int(reply["request_id"].removeprefix("user-"))] = reply
     if client.returncode != 0 or len(replies) != len(histories):
-        raise RuntimeError(f"xgr client answered {len(replies)} of {len(histories)}, exit code {client.returncode}")
+        raise RuntimeError(
+            f"xgr client answered {len(replies)} of {len(histories)}, exit code {client.returncode}"
+        )
     return replies
 
 
@@ -120,7 +126,10 @@ def item_ids(reply: dict[str, Any]) -> list[int]:
 
 def show(user: int, history: Sequence[int], reply: dict[str, Any], titles: dict[int, str]) -> None:
     """The latest films of a user and what the service recommends, with scores."""
-    print(f"\nuser {user}: {len(history)} films seen; the latest: " + ", ".join(titles[i] for i in history[-4:]))
+    print(
+        f"\nuser {user}: {len(history)} films seen; the latest: "
+        + ", ".join(titles[i] for i in history[-4:])
+    )
     for rank, item in enumerate(reply["results"][0]["items"][:5], start=1):
         print(f"  {rank}. {titles[item['item_id']]}  (score {item['score']:.3f})")
 
@@ -174,7 +183,11 @@ def measure(
 def print_report(report: dict[str, Any]) -> None:
     print(f"\n{report['num_users']} users, last item held out, own history excluded")
     print(f"{'':<22}Recall@10  NDCG@10")
-    for name, row in (("xgr-runtime", report), ("Markov-1", report["markov1"]), ("popularity", report["popularity"])):
+    for name, row in (
+        ("xgr-runtime", report),
+        ("Markov-1", report["markov1"]),
+        ("popularity", report["popularity"]),
+    ):
         print(f"  {name:<20}{row['recall_at_10']:>9.4f}{row['ndcg_at_10']:>9.4f}")
     latency = ", ".join(f"{name} {value} ms" for name, value in report["latency_ms"].items())
     print(f"latency at the client, {report['concurrency']} requests at a time: {latency}")
