@@ -1,0 +1,83 @@
+"""Opening devices: an absent one is an error, `auto` says what it passed over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from xgr_runtime.errors import DeviceError
+from xgr_runtime.hal import discovery
+from xgr_runtime.hal.discovery import open_device
+
+if TYPE_CHECKING:
+    from xgr_runtime.hal.device import Device
+
+
+def double(x: torch.Tensor, y: torch.Tensor) -> None:
+    y.copy_(x).mul_(2.0)
+
+
+def absent(reason: str) -> str | None:
+    return reason
+
+
+def test_an_absent_device_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "why_no_cuda", lambda: absent("no driver"))
+    with pytest.raises(
+        DeviceError, match=r"'cuda' was asked for .* no driver; use --device auto or cpu"
+    ):
+        open_device("cuda")
+
+
+def test_npu_is_absent() -> None:
+    with pytest.raises(DeviceError, match="'npu' was asked for but is not usable here"):
+        open_device("npu")
+
+
+@pytest.mark.parametrize("name", ["gpu", "", "CPU", "cuda:0"])
+def test_an_unknown_name_lists_the_known_ones(name: str) -> None:
+    with pytest.raises(DeviceError, match="device must be one of auto, npu, cuda, cpu, got"):
+        open_device(name)
+
+
+def test_auto_moves_on_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "why_no_cuda", lambda: absent("no driver"))
+    opened = open_device("auto")
+    assert opened.device.kind == "cpu"
+    assert [kind for kind, _ in opened.passed_over] == ["npu", "cuda"]
+    assert opened.passed_over[1][1] == "no driver"
+    assert all(reason for _, reason in opened.passed_over)
+
+
+def test_a_named_device_passes_nothing_over() -> None:
+    opened = open_device("cpu")
+    assert opened.device.kind == "cpu"
+    assert opened.passed_over == ()
+
+
+def test_the_device_of_this_run(device: Device) -> None:
+    """The protocol on whatever the tests run on: copies both ways, events, a graph on fixed addresses, memory."""
+    assert device.name
+    assert device.torch_device.type == device.kind
+    host = device.pinned_empty((4,), torch.float32)
+    host.copy_(torch.arange(4.0))
+    x = torch.zeros(4, device=device.torch_device)
+    device.synchronize()
+    device.copy(x, host)
+    y = torch.zeros(4, device=device.torch_device)
+    device.synchronize()
+    graph = device.capture("double", lambda: double(x, y))
+    host.fill_(5.0)
+    device.copy(x, host)
+    with device.segment("double"):
+        graph.replay()
+    device.copy(host, y)
+    event = device.record_event()
+    event.wait()
+    assert event.is_done()
+    assert host.tolist() == [10.0] * 4
+    memory = device.memory()
+    assert memory.peak_bytes >= 0
+    assert memory.used_bytes >= 0

@@ -1,0 +1,211 @@
+"""The registry: one signature per op, reasons for every refusal, no silent fallback."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from xgr_runtime.errors import OpUnavailable
+from xgr_runtime.hal import providers, registry
+from xgr_runtime.hal.registry import Op, OpSpec, all_ops, explain, impl, resolve
+
+if TYPE_CHECKING:
+    import types
+    from collections.abc import Callable, Iterator
+
+
+def scale_reference(x: int, factor: int = 2) -> int:
+    return x * factor
+
+
+@pytest.fixture
+def scale() -> Op[[int, int], int]:
+    """An op that no other test knows."""
+    return Op(scale_reference)
+
+
+@pytest.fixture
+def fake_modules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Callable[[str, tuple[str, ...]], None]]:
+    """Names the provider modules of a kind of device for one test."""
+
+    def name_modules(kind: str, modules: tuple[str, ...]) -> None:
+        monkeypatch.setitem(providers.PROVIDER_MODULES, kind, modules)
+
+    providers.load_providers.cache_clear()
+    yield name_modules
+    providers.load_providers.cache_clear()
+
+
+def spec(kind: str = "cuda", **dims: int) -> OpSpec:
+    return OpSpec(kind, torch.float32, "sm_90", dims)
+
+
+def refuse(reason: str) -> Callable[[OpSpec], str | None]:
+    return lambda spec: reason
+
+
+def test_calling_an_op_runs_its_reference(scale: Op[[int, int], int]) -> None:
+    assert scale(3, 4) == 12
+    assert scale.name == "scale_reference"
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x,
+        lambda x, factor: x,
+        lambda x, factor=3: x,
+        lambda y, factor=2: y,
+        lambda x, factor=2, extra=0: x,
+        lambda *, x, factor=2: x,
+    ],
+    ids=["missing", "no default", "another default", "another name", "one more", "keyword only"],
+)
+def test_a_differing_signature_raises(scale: Op[[int, int], int], fn: Callable[..., int]) -> None:
+    with pytest.raises(TypeError, match="parameters differ from the reference"):
+        impl(scale, provider="wrong", device="cuda")(fn)
+    assert not scale.impls
+
+
+def test_a_provider_registers_once(scale: Op[[int, int], int]) -> None:
+    impl(scale, provider="fast", device="cuda")(scale_reference)
+    impl(scale, provider="fast", device="cpu")(scale_reference)
+    with pytest.raises(ValueError, match="registered twice"):
+        impl(scale, provider="fast", device="cuda")(scale_reference)
+
+
+def test_the_first_that_accepts_is_bound(scale: Op[[int, int], int]) -> None:
+    def sum_up(x: int, factor: int = 2) -> int:
+        return sum(x for _ in range(factor))
+
+    impl(scale, provider="small", device="cuda", accepts=refuse("N is too large"))(scale_reference)
+    impl(scale, provider="adding", device="cuda")(sum_up)
+    impl(scale, provider="late", device="cuda")(scale_reference)
+    binding = resolve(scale, spec(), allow_reference=False)
+    assert (binding.provider, binding.op_name) == ("adding", "scale_reference")
+    assert binding.fn is sum_up
+    assert [(r.provider, r.reason) for r in binding.refusals] == [("small", "N is too large")]
+
+
+def test_refusals_carry_every_reason(
+    scale: Op[[int, int], int], fake_modules: Callable[[str, tuple[str, ...]], None]
+) -> None:
+    fake_modules("cuda", ("no_such_package.beam",))
+    impl(scale, provider="tiny", device="cuda", accepts=refuse("D must be 64, got 80"))(
+        scale_reference
+    )
+    impl(scale, provider="numpy", device="cpu")(scale_reference)
+    with pytest.raises(OpUnavailable) as caught:
+        resolve(scale, spec(), allow_reference=False)
+    text = str(caught.value)
+    for part in (
+        "'scale_reference' has no provider on cuda",
+        "no_such_package.beam: could not be imported: No module named 'no_such_package'",
+        "tiny: D must be 64, got 80",
+        "numpy: is for cpu, not cuda",
+        "reference: is not allowed on cuda; set ops.allow_reference: true to accept it",
+    ):
+        assert part in text
+
+
+def test_the_reference_on_an_accelerator_only_when_allowed(scale: Op[[int, int], int]) -> None:
+    assert explain(scale, spec("cuda"), allow_reference=False)[0] is None
+    binding = resolve(scale, spec("cuda"), allow_reference=True)
+    assert binding.provider == "reference"
+    assert binding.fn is scale.reference
+
+
+def test_on_the_cpu_the_reference_needs_no_permission(scale: Op[[int, int], int]) -> None:
+    assert resolve(scale, spec("cpu"), allow_reference=False).provider == "reference"
+
+
+def test_accepts_sees_the_spec(scale: Op[[int, int], int]) -> None:
+    seen: list[OpSpec] = []
+
+    def note(spec: OpSpec) -> str | None:
+        seen.append(spec)
+        return None
+
+    impl(scale, provider="noting", device="cuda", accepts=note)(scale_reference)
+    resolve(scale, spec(N=7), allow_reference=False)
+    assert (seen[0].dims["N"], seen[0].capability, seen[0].dtype) == (7, "sm_90", torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ImportError("no driver"), "no driver"),
+        (OSError("libx.so: not found"), "libx.so: not found"),
+    ],
+)
+def test_an_unloadable_module_is_a_reason(
+    fake_modules: Callable[[str, tuple[str, ...]], None],
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    reason: str,
+) -> None:
+    def import_module(name: str) -> types.ModuleType:
+        raise error
+
+    fake_modules("cuda", ("xgr_ops.cuda.beam",))
+    monkeypatch.setattr(providers, "import_module", import_module)
+    assert [(f.module, f.reason) for f in providers.load_providers("cuda")] == [
+        ("xgr_ops.cuda.beam", f"could not be imported: {reason}")
+    ]
+
+
+def test_a_defect_in_a_module_is_no_reason(
+    fake_modules: Callable[[str, tuple[str, ...]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def import_module(name: str) -> types.ModuleType:
+        raise ZeroDivisionError
+
+    fake_modules("cuda", ("xgr_ops.cuda.beam",))
+    monkeypatch.setattr(providers, "import_module", import_module)
+    with pytest.raises(ZeroDivisionError):
+        providers.load_providers("cuda")
+
+
+def test_an_op_is_declared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_OPS", {})
+    registry.op(scale_reference)
+    with pytest.raises(ValueError, match="declared twice"):
+        registry.op(scale_reference)
+
+
+def test_the_contract_names() -> None:
+    assert set(all_ops()) >= {
+        "add_rms_norm",
+        "children_logsumexp",
+        "flag_failed_searches",
+        "head_logsumexp",
+        "level_logsumexp",
+        "merge_attention_states",
+        "prefill_attention",
+        "reorder_unshared_kv",
+        "rms_norm",
+        "rotary_embedding",
+        "select_beams",
+        "shared_attention",
+        "silu_mul",
+        "unshared_attention",
+        "write_shared_kv",
+        "write_unshared_kv",
+    }
+    assert all(op.__doc__ for op in all_ops().values())
+
+
+def test_all_ops_is_a_copy() -> None:
+    names = set(all_ops())
+    all_ops().clear()
+    assert set(all_ops()) == names
+
+
+def test_providers_of_the_cpu_load() -> None:
+    assert providers.load_providers("cpu") == ()
+    assert "xgr_ops.cpu.beam" in sys.modules
