@@ -74,7 +74,8 @@ class LimitsConfig:
 class SchedulerConfig:
     """A batch is closed when a capacity is reached or its first request has waited max_wait_ms.
 
-    max_queue: requests accepted and not yet answered. patience_ms: a request without a deadline is due after it.
+    max_queue: requests accepted and not yet answered. patience_ms: a request is due after it, or at its
+    deadline where that is earlier; the earliest due runs first.
     """
 
     max_queue: int = 1024
@@ -243,9 +244,22 @@ def check_config(config: RuntimeConfig) -> None:
         )
 
 
+class _StrictLoader(yaml.SafeLoader):
+    """Refuses a key that is given twice; YAML would silently keep the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for name in names:
+            if names.count(name) > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"option {name!r} is given twice", node.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)
     except OSError as error:
         raise ConfigError(f"cannot read configuration {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
