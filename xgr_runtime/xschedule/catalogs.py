@@ -5,13 +5,14 @@ when it is neither active nor pinned, oldest first, when its slot is needed or w
 """
 
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from xgr_runtime.config import CacheConfig
 from xgr_runtime.errors import CatalogError, NotFound
 from xgr_runtime.hal.device import Device
-from xgr_runtime.models.head import CatalogHead, Head
+from xgr_runtime.models.head import CatalogHead, Head, LevelRows
 from xgr_runtime.xbeam.catalog import Catalog
 from xgr_runtime.xbeam.rules import RuleCache, TagExpression
 from xgr_runtime.xbeam.slot import CatalogSlot, SlotPlan, plan_slot
@@ -59,6 +60,7 @@ class CatalogStore:
         self._lock = threading.Lock()
         self._names: dict[str, _Named] = {}
         self._next_slot_index = 0
+        self._rows_of_slot: dict[int, list[weakref.ref[LevelRows]]] = {}
         self.by_slot: dict[int, LoadedCatalog] = {}
 
     def load(self, name: str, path: str, max_levels: int | None) -> str:
@@ -74,6 +76,7 @@ class CatalogStore:
         named = self._begin_load(name, catalog)
         try:
             index, slot = self._take_slot(named, name, plan_slot(catalog, self._config), catalog)
+            self._drop_graphs_of_other_head(index, head.levels)
             slot.load(catalog)
         except BaseException:
             with self._lock:
@@ -192,6 +195,13 @@ class CatalogStore:
             self._next_slot_index += 1
         num_rule_rows = max(self._config.rule_rows, self._num_batch_searches + 1)
         return index, CatalogSlot(plan, self._device, num_rule_rows, self._num_batch_searches)
+
+    def _drop_graphs_of_other_head(self, index: int, levels: Sequence[LevelRows]) -> None:
+        """A captured graph reads the head rows of the version it was captured with, whatever the slot holds now."""
+        before = self._rows_of_slot.get(index)
+        if before is not None and [rows() for rows in before] != list(levels):
+            self._on_slot_dropped(index)
+        self._rows_of_slot[index] = [weakref.ref(rows) for rows in levels]
 
     def _retire(self, named: _Named, loaded: LoadedCatalog) -> None:
         del named.versions[loaded.version]

@@ -4,6 +4,7 @@ A `GraphPlan` is an ordered list of segments. Which parts of a batch share a seg
 all rounds into one graph, an Ascend NPU keeps one graph per round. Nothing is read by the host between segments.
 """
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -28,35 +29,49 @@ class GraphPlan:
 
 
 class GraphRunner:
-    """Keeps the captured graphs of one device, the least recently used beyond `max_graphs` dropped."""
+    """Keeps the captured graphs of one device, the least recently used beyond `max_graphs` dropped.
+
+    `run` belongs to one thread; `drop` may be called from any.
+    """
 
     def __init__(self, device: Device, max_graphs: int = 256) -> None:
         self._device = device
         self._max_graphs = max_graphs
         self._graphs: OrderedDict[Hashable, Graph] = OrderedDict()
+        self._lock = threading.Lock()
         self.num_captures = 0
 
     def run(self, plan: GraphPlan) -> None:
-        """Run or replay every segment of the plan."""
-        for segment in plan.segments:
-            if not self._device.is_capturing_supported:
+        """Run or replay every segment of the plan.
+
+        A capture may run its segment, and a round moves KV in place: running one twice is not running it once. So all
+        missing segments are captured first, and then the whole plan is replayed from its start.
+        """
+        if not self._device.is_capturing_supported:
+            for segment in plan.segments:
                 with self._device.segment(segment.name):
                     segment.run()
-                continue
-            graph = self._graphs.get(segment.key) or self._capture(segment)
-            self._graphs.move_to_end(segment.key)
+            return
+        graphs = [self._find(segment) for segment in plan.segments]
+        for segment, graph in zip(plan.segments, graphs, strict=True):
             with self._device.segment(segment.name):
                 graph.replay()
 
     def drop(self, is_stale: Callable[[Hashable], bool]) -> None:
         """Forget the graphs whose key is stale, e.g. of a slot that no longer exists."""
-        for key in [key for key in self._graphs if is_stale(key)]:
-            del self._graphs[key]
+        with self._lock:
+            for key in [key for key in self._graphs if is_stale(key)]:
+                del self._graphs[key]
 
-    def _capture(self, segment: Segment) -> Graph:
-        while len(self._graphs) >= self._max_graphs:
-            self._graphs.popitem(last=False)
+    def _find(self, segment: Segment) -> Graph:
+        with self._lock:
+            if segment.key in self._graphs:
+                self._graphs.move_to_end(segment.key)
+                return self._graphs[segment.key]
         graph = self._device.capture(segment.name, segment.run)
         self.num_captures += 1
-        self._graphs[segment.key] = graph
+        with self._lock:
+            while len(self._graphs) >= self._max_graphs:
+                self._graphs.popitem(last=False)
+            self._graphs[segment.key] = graph
         return graph
