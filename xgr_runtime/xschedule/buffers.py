@@ -115,16 +115,13 @@ class InputBuffers:
 
     def _put_rows(self, batch: Batch, bucket: Bucket, level: int) -> None:
         s = bucket.num_searches
-        if level < 0:
-            starts = np.arange(s + 1, dtype=np.int32)
-            rows = np.arange(s, dtype=np.int32)
-            self._put("starts", starts, s + 1, 0, row=0)
-            self._put("search_of_row", rows, s, 0, row=0)
-            return
         starts = batch.row_starts(level)
         rows = np.repeat(np.arange(batch.num_searches, dtype=np.int32), np.diff(starts))
+        num_rows = s if level < 0 else bucket.rows[level]
         self._put("starts", starts, s + 1, int(starts[-1]), row=level + 1)
-        self._put("search_of_row", rows, bucket.rows[level], s, row=level + 1)
+        self._put("search_of_row", rows, num_rows, s, row=level + 1)
+        if level < 0:
+            return
         of_history = np.zeros(batch.num_histories + 1, dtype=np.int64)
         np.add.at(of_history, batch.history_of_S.astype(np.int64) + 1, batch.widths_SL[:, level])
         ends = np.cumsum(of_history).astype(np.int32)

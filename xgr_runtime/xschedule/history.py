@@ -122,10 +122,12 @@ def _resolve_sids(
         raise InvalidRequest(
             [("history_sids", f"must have shape [n, {catalog.num_levels}], got {list(sids.shape)}")]
         )
+    if sids.dtype.kind not in "iu":
+        raise InvalidRequest([("history_sids", f"must be whole numbers, got {sids.dtype}")])
     is_known = np.ones(len(sids), dtype=bool)
     for level, tokens in enumerate(catalog.token_of):
         codes = sids[:, level]
-        inside = codes < len(tokens)
+        inside = (codes >= 0) & (codes < len(tokens))
         is_known &= inside & (tokens[np.where(inside, codes, 0)] >= 0)
     leaves = catalog.positions_of_sids(sids[is_known])
     leaves = np.unique(leaves[leaves >= 0])
