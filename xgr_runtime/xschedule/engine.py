@@ -54,6 +54,11 @@ class Engine:
                 f"template token ids must be in [0, {model.vocab_size}), the model's vocabulary; got "
                 f"{self._template.min_token_id} to {self._template.max_token_id}"
             )
+        if self._template.num_tokens(0, 1) > config.limits.max_prompt_tokens:
+            raise ConfigError(
+                f"the template has {self._template.num_tokens(0, 1)} tokens without any item, "
+                f"limits.max_prompt_tokens is {config.limits.max_prompt_tokens}"
+            )
         if not config.catalogs:
             raise ConfigError("catalogs must name at least one compiled catalogue file")
         self.model_version = model_version
@@ -115,15 +120,22 @@ class Engine:
         return cls(config, device, model, version)
 
     def start(self) -> None:
-        """Start the loop thread and run one small batch per catalogue, so that the first request finds all bound."""
+        """Start the loop thread and run one small batch per catalogue, so that the first request finds all bound.
+
+        Whatever that batch raises (OpUnavailable, for one) closes the engine again.
+        """
         if self._thread is not None:
             return
         self._thread = threading.Thread(target=self._loop, name="xgr-engine", daemon=True)
         self._thread.start()
         prompt = np.zeros(1, dtype=np.int64)
-        for name in self.config.catalogs:
-            search = Search(catalog=name)
-            self.recommend([RecRequest("warm-up", prompt_token_ids=prompt, searches=(search,))])
+        try:
+            for name in self.config.catalogs:
+                search = Search(catalog=name)
+                self.recommend([RecRequest("warm-up", prompt_token_ids=prompt, searches=(search,))])
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> "Engine":
         self.start()
@@ -146,31 +158,31 @@ class Engine:
 
     def submit_future(self, request: RecRequest) -> "Future[RecResult]":
         """Queue a request; the future holds its result or one of the errors of `submit`."""
+        return self._submit(request, is_patient=False)
+
+    def _submit(self, request: RecRequest, *, is_patient: bool) -> "Future[RecResult]":
+        """A full queue is waited for (is_patient) or refused."""
         future: Future[RecResult] = Future()
         with self._wake:
-            if self._failure is not None:
-                raise EngineClosed(f"the engine stopped: {self._failure!r}") from self._failure
-            if self._is_draining or self._thread is None:
-                raise EngineClosed("the engine is closed or not started and accepts no requests")
-            if self._num_waiting >= self.config.scheduler.max_queue:
-                raise Overloaded(
-                    f"{self._num_waiting} requests are waiting, scheduler.max_queue is "
-                    f"{self.config.scheduler.max_queue}; send it again later"
-                )
+            self._check_open()
+            while self._num_waiting >= self.config.scheduler.max_queue:
+                if not is_patient:
+                    raise Overloaded(
+                        f"{self._num_waiting} requests are waiting, scheduler.max_queue is "
+                        f"{self.config.scheduler.max_queue}; send it again later"
+                    )
+                self._wake.wait()
+                self._check_open()
             self._num_waiting += 1
-        waiting = _Once(self._stop_waiting)
-        future.add_done_callback(lambda _: waiting())
-        self._pool.submit(self._prepare, request, future, waiting, time.monotonic())
+            # Inside the lock: `close` sets its flag there before it shuts the pool.
+            self._pool.submit(self._prepare, request, future, time.monotonic())
+        future.add_done_callback(lambda _: self._stop_waiting())
         return future
 
     def recommend(self, requests: Sequence[RecRequest]) -> list[RecResult]:
         """Answer requests in order, blocking. More than the queue holds are fed as it empties."""
-        results: list[RecResult] = []
-        step = self.config.scheduler.max_queue
-        for first in range(0, len(requests), step):
-            futures = [self.submit_future(request) for request in requests[first : first + step]]
-            results += [future.result() for future in futures]
-        return results
+        futures = [self._submit(request, is_patient=True) for request in requests]
+        return [future.result() for future in futures]
 
     def load_catalog(self, name: str, path: str) -> str:
         """Load a compiled catalogue beside the running version; returns its version. A bad file changes nothing."""
@@ -222,9 +234,7 @@ class Engine:
         if self._thread is not None:
             self._thread.join()
 
-    def _prepare(
-        self, request: RecRequest, future: "Future[RecResult]", waiting: "_Once", arrival_s: float
-    ) -> None:
+    def _prepare(self, request: RecRequest, future: "Future[RecResult]", arrival_s: float) -> None:
         if future.cancelled():
             return
         try:
@@ -234,15 +244,26 @@ class Engine:
             _resolve(future, error)
             return
         state.future = future
+        refusal: Exception | None = None
         with self._wake:
-            is_closed = self._is_closed or self._failure is not None
-            if not is_closed:
-                self._scheduler.add(state)
+            if self._is_closed or self._failure is not None:
+                refusal = EngineClosed("the engine closed before the request could run")
+            else:
+                try:
+                    self._scheduler.add(state)
+                except Overloaded as error:
+                    refusal = error
                 self._wake.notify_all()
         # After `add`: a future that was cancelled meanwhile runs the callback at once, which takes it out again.
         future.add_done_callback(lambda _: self._end(state))
-        if is_closed:
-            _resolve(future, EngineClosed("the engine closed before the request could run"))
+        if refusal is not None:
+            _resolve(future, refusal)
+
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise EngineClosed(f"the engine stopped: {self._failure!r}") from self._failure
+        if self._is_draining or self._thread is None:
+            raise EngineClosed("the engine is closed or not started and accepts no requests")
 
     def _check_fits(self, state: RequestState) -> None:
         rows, limit = state.num_rows, self.config.scheduler.max_batch_rows
@@ -273,10 +294,15 @@ class Engine:
             self.catalogs.release(search.pinned)  # type: ignore[arg-type]
 
     def _end(self, state: RequestState) -> None:
-        """Runs once per request, whatever its end: result, error or cancellation."""
+        """Runs once per request, whatever its end: result, error or cancellation.
+
+        A request of a batch keeps its version pinned until the batch ends, even when it is cancelled before.
+        """
         with self._wake:
             self._scheduler.discard(state)
-        self._release(state)
+            is_held_by_batch = state.is_scheduled
+        if not is_held_by_batch:
+            self._release(state)
 
     def _loop(self) -> None:
         try:
@@ -314,6 +340,7 @@ class Engine:
 
     def _run(self, scheduled: Scheduled) -> None:
         """Run a batch and resolve its futures. A batch that fails fails its own requests only."""
+        has_failed = False
         try:
             output = self.worker.run(scheduled.batch)
             end_s = time.monotonic()
@@ -328,8 +355,11 @@ class Engine:
                 ", ".join(scheduled.batch.request_ids),
             )
             outcomes = [error] * len(scheduled.states)
+            has_failed = True
         with self._wake:
-            self._scheduler.complete(scheduled)
+            self._scheduler.complete(scheduled, has_failed=has_failed)
+        for state in scheduled.states:
+            self._release(state)
         for state, outcome in zip(scheduled.states, outcomes, strict=True):
             _resolve(state.future, outcome)
         with self._wake:
@@ -366,20 +396,6 @@ class Engine:
         self.worker.graphs.drop(
             lambda key: isinstance(key, tuple) and len(key) > 1 and key[1] == slot_index
         )
-
-
-class _Once:
-    """Calls a function at most once, from any thread."""
-
-    def __init__(self, fn: Any) -> None:
-        self._fn, self._lock, self._is_done = fn, threading.Lock(), False
-
-    def __call__(self) -> None:
-        with self._lock:
-            if self._is_done:
-                return
-            self._is_done = True
-        self._fn()
 
 
 def _resolve(future: "Future[RecResult]", outcome: "RecResult | BaseException") -> None:

@@ -52,7 +52,7 @@ class Intake:
         except BaseException:
             self.catalogs.release(pinned)
             raise
-        patience_s = self.config.scheduler.patience_ms / 1e3
+        due_s = now + self.config.scheduler.patience_ms / 1e3
         return RequestState(
             request=request,
             prompt_token_ids=history.token_ids,
@@ -60,7 +60,7 @@ class Intake:
             num_history_used=history.num_used,
             num_history_unknown=history.num_unknown,
             arrival_s=now,
-            due_s=now + patience_s if request.deadline_s is None else request.deadline_s,
+            due_s=due_s if request.deadline_s is None else min(due_s, request.deadline_s),
         )
 
     def _default_catalog(self) -> str:

@@ -57,7 +57,10 @@ class SearchState:
 
 @dataclass(eq=False)
 class RequestState:
-    """A request from submission to its result. due_s orders the queue; deadline_s ends it."""
+    """A request from submission to its result. due_s orders the queue; the request's own deadline ends it.
+
+    is_scheduled: it is or was part of a batch, whose end gives back what it holds; before, its own end does.
+    """
 
     request: RecRequest
     prompt_token_ids: Int64Array
@@ -69,6 +72,7 @@ class RequestState:
     future: "Future[RecResult]" = field(default_factory=Future)
     pages: Sequence[int] = ()
     start_s: float = 0.0
+    is_scheduled: bool = False
 
     @property
     def num_tokens(self) -> int:

@@ -30,3 +30,8 @@ class RuleRowTable:
             row = self._rows.pop(evicted)
         self._rows[expression] = row
         return row, True
+
+    def forget(self, expression: TagExpression) -> None:
+        """The expression's row may hold anything: it has to be written again before it is used."""
+        if expression in self._rows:
+            self._free.append(self._rows.pop(expression))

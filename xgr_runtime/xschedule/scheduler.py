@@ -1,8 +1,9 @@
 """Which requests run next, and with which pages and rows. Pure Python: no torch, no clock of its own, no threads.
 
-Earliest deadline first; a request without a deadline is due after `patience_s`, so it cannot starve. A batch is closed
-when a capacity is reached or its first request has waited `max_wait_ms`. Requests of another group (catalogue slot,
-normalisation) than the most urgent one wait for a later batch.
+Earliest due first; a request is due at its deadline, and after the configured patience at the latest, so none can
+starve behind more urgent ones. A batch is closed when a capacity is reached or its first request has waited
+`max_wait_ms`. Requests of another group (catalogue slot, normalisation) than the most urgent one wait for a later
+batch.
 """
 
 from collections.abc import Callable
@@ -92,14 +93,18 @@ class Scheduler:
         for state in picked:
             state.pages = self._allocator.allocate(self._num_pages(state))
             state.start_s = now
+            state.is_scheduled = True
             self._queue.remove(state)
         return Scheduled(self._build(picked, rows), tuple(picked))
 
-    def complete(self, scheduled: Scheduled) -> None:
-        """Give back what the batch held."""
+    def complete(self, scheduled: Scheduled, *, has_failed: bool = False) -> None:
+        """Give back what the batch held. A failed one may not have written its rule sets: their rows are forgotten."""
         for state in scheduled.states:
             self._allocator.free(state.pages)
             state.pages = ()
+            if has_failed:
+                for search in state.searches:
+                    search.pinned.rule_rows.forget(search.expression)
 
     def _num_pages(self, state: RequestState) -> int:
         return -(-state.num_tokens // self._page_size)
