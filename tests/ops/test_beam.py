@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.ops.beam_cases import (
-    CHILDREN_LSE,
     DEAD,
     INF,
     LEVEL_LSE,
@@ -23,22 +22,18 @@ from tests.ops.beam_cases import (
     bits,
     empty_rows,
     f32,
-    oracle_lse,
     oracle_select,
     random_case,
     run_select,
     tiles_of,
 )
 from xgr_runtime.hal.ops.beam import (
-    BeamRows,
-    LevelTrie,
     children_logsumexp,
     flag_failed_searches,
     level_logsumexp,
     select_beams,
 )
 from xgr_runtime.hal.registry import OpSpec, resolve
-from xgr_runtime.hal.tolerances import TOLERANCES
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -310,6 +305,13 @@ def test_row_whose_bound_equals_the_threshold_is_not_skipped() -> None:
     assert chosen(case) == [(0, code) for code in range(30)] + [(1, code) for code in range(5)]
 
 
+def test_earlier_parent_wins_a_tie_with_rows_of_better_bounds() -> None:
+    """Row 39 is looked at first and fills the beam; row 0 only ties with its last ones, and takes their places."""
+    rows = [[0.0] * 30] + [[-5.0] * 30 for _ in range(38)] + [[1.0] + [0.0] * 29]
+    case = single(rows, child_widths=[20])
+    assert chosen(case) == [(39, 0)] + [(0, code) for code in range(19)]
+
+
 def test_large_logits_of_codes_that_are_no_children_do_not_mislead_the_bound() -> None:
     case = hub_case(6.0)
     logits = case.logits.copy()
@@ -317,64 +319,6 @@ def test_large_logits_of_codes_that_are_no_children_do_not_mislead_the_bound() -
         foreign = [c for c in range(256) if c not in case.children[node]]
         logits[row, foreign[0]] = (1e30, NAN, INF, 50.0)[row % 4]
     assert_selects_like_the_oracle(dataclasses.replace(case, logits=logits))
-
-
-# past 2^31
-
-
-@pytest.mark.parametrize("provider", PROVIDERS)
-def test_rows_times_codes_past_int32(provider: str) -> None:
-    """2^31 logits that take no memory: every row is the same row, and children are few."""
-    num_codes, num_rows = 8192, (1 << 18) + 5
-    row = torch.linspace(-1.0, 1.0, num_codes)
-    logits_NC = row.expand(num_rows, num_codes)
-    assert logits_NC.numel() > 1 << 31
-    codes = torch.tensor([7, 8000, 8191], dtype=torch.int32)
-    trie = LevelTrie(
-        num_codes, 3, False, torch.tensor([0, 3]), codes, None, torch.ones(1, 3, dtype=torch.bool)
-    )
-    zeros_N = torch.zeros(num_rows, dtype=torch.int32)
-    parents = BeamRows(
-        torch.full((num_rows,), -100.0),
-        zeros_N,
-        zeros_N,
-        zeros_N,
-        torch.tensor([0, num_rows], dtype=torch.int32),
-        zeros_N,
-    )
-    parents.scores_N[-2:] = torch.tensor([-3.0, -2.0])
-    children = empty_rows([5])
-    counters = torch.zeros(2, dtype=torch.int64)
-    lse_N = torch.zeros(num_rows)
-    rules = torch.zeros(1, dtype=torch.int32)
-    SELECT[provider](logits_NC, lse_N, parents, rules, trie, children, counters)
-    assert children.codes_N.tolist() == [8191, 8000, 8191, 8000, 7]
-    last = num_rows - 1
-    assert children.parents_N.tolist() == [last, last, last - 1, last - 1, last]
-    values = row.numpy()[[8191, 8000, 8191, 8000, 7]]
-    assert children.scores_N.tolist() == (f32([-2, -2, -3, -3, -2]) + values).tolist()
-    lse_N = CHILDREN_LSE[provider](logits_NC, parents, rules, trie)
-    want = oracle_lse(row[[7, 8000, 8191]].tolist())
-    assert float((lse_N - want).abs().max()) < TOLERANCES[torch.float32].atol
-
-
-@pytest.mark.parametrize("provider", PROVIDERS)
-def test_nodes_times_codes_past_int32(provider: str) -> None:
-    """A dense table of 2^31 entries that takes no memory, read at its far end."""
-    num_codes, num_nodes = 4, (1 << 29) + 3
-    size = num_codes * num_nodes
-    child_node = torch.full((1,), 6, dtype=torch.int32).expand(size)
-    alive_RE = torch.ones((1, 1), dtype=torch.bool).expand(1, size)
-    trie = LevelTrie(num_codes, 4, True, None, None, child_node, alive_RE)
-    parents = empty_rows([1])
-    parents.scores_N.zero_()
-    parents.nodes_N.fill_(num_nodes - 1)
-    children = empty_rows([2])
-    logits_NC = torch.tensor([[0.0, 2.0, 1.0, -1.0]])
-    rules, counters = torch.zeros(1, dtype=torch.int32), torch.zeros(2, dtype=torch.int64)
-    SELECT[provider](logits_NC, torch.zeros(1), parents, rules, trie, children, counters)
-    assert children.codes_N.tolist() == [1, 2]
-    assert children.nodes_N.tolist() == [6, 6]
 
 
 # binding
