@@ -15,7 +15,7 @@ from xgr_runtime.config import LimitsConfig
 from xgr_runtime.errors import DeadlineExceeded, XgrError
 from xgr_runtime.service._pb.xgr.v1 import recommend_pb2 as pb
 from xgr_runtime.service._pb.xgr.v1 import recommend_pb2_grpc
-from xgr_runtime.service.rpc_errors import ServiceError, error_from_rpc
+from xgr_runtime.service.rpc_errors import REQUEST_ID_KEY, ServiceError, error_from_rpc
 from xgr_runtime.service.translate import request_to_proto
 from xgr_runtime.service.translate_result import result_from_proto
 from xgr_runtime.types import RecRequest, RecResult
@@ -148,9 +148,10 @@ def _timeout(request: RecRequest, timeout_s: float | None) -> float | None:
 def _error(error: Any, target: str, timeout_s: float | None) -> XgrError:
     """What to raise for a grpc.RpcError of either kind."""
     code, message = error.code(), error.details() or ""
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+    trailing = tuple(error.trailing_metadata() or ())
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED and REQUEST_ID_KEY not in dict(trailing):
         message = f"no answer from {target} within {timeout_s} s"
-    translated = error_from_rpc(code, message, error.trailing_metadata() or ())
+    translated = error_from_rpc(code, message, trailing)
     if isinstance(translated, ServiceError) and code is grpc.StatusCode.UNAVAILABLE:
         return ServiceError(code, f"cannot reach {target}: {message}")
     return translated

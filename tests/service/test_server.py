@@ -1,0 +1,169 @@
+"""Listening, health, and every way to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.service.process import serving
+from tests.service.running import running, with_free_port
+from tests.service.stand_in import StandInEngine
+from xgr_runtime.config import RuntimeConfig, ServiceConfig
+from xgr_runtime.errors import ConfigError, EngineClosed
+from xgr_runtime.service.client import AsyncRecommendClient, RecommendClient
+from xgr_runtime.service.rpc_errors import ServiceError
+from xgr_runtime.service.server import RecommendServer, ServeEnd, format_address, serve
+from xgr_runtime.types import RecRequest, Search
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+HISTORY = np.array([1, 2], dtype=np.int64)
+
+
+def waiting_request(seconds: str, request_id: str = "") -> RecRequest:
+    search = Search(catalog=f"wait:{seconds}")
+    return RecRequest(request_id, history_item_ids=HISTORY, searches=(search,))
+
+
+async def check(channel: Any, service: str = "") -> int:
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    return int((await stub.Check(health_pb2.HealthCheckRequest(service=service))).status)
+
+
+def test_health_is_known_for_the_server_and_the_service() -> None:
+    async def main() -> None:
+        async with running(StandInEngine()) as (_, target), grpc.aio.insecure_channel(target) as c:
+            assert await check(c) == SERVING
+            assert await check(c, "xgr.v1.RecommendService") == SERVING
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await check(c, "other.Service")
+            assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+    asyncio.run(main())
+
+
+def test_draining_turns_health_refuses_new_calls_and_answers_old_ones() -> None:
+    async def main() -> None:
+        engine = StandInEngine()
+        async with (
+            running(engine) as (server, target),
+            AsyncRecommendClient(target) as client,
+            grpc.aio.insecure_channel(target) as channel,
+        ):
+            watch_stub: Any = health_pb2_grpc.HealthStub(channel)
+            watch = watch_stub.Watch(health_pb2.HealthCheckRequest())
+            assert (await watch.read()).status == SERVING
+            slow = asyncio.ensure_future(client.recommend(waiting_request("0.6")))
+            while not engine.requests:
+                await asyncio.sleep(0.01)
+            start_s = time.monotonic()
+            stopping = asyncio.ensure_future(server.stop(asyncio.Event()))
+            assert (await watch.read()).status == NOT_SERVING
+            assert await check(channel) == NOT_SERVING
+            with pytest.raises(EngineClosed, match="shutting down"):
+                await client.recommend(waiting_request("0"))
+            assert (await slow).results[0].num_items == 3
+            assert await stopping == 0
+            # The open health watch must not use up drain_s (20 s).
+            assert time.monotonic() - start_s < 5
+            assert len(engine.requests) == 1
+            with pytest.raises(ServiceError):
+                await client.recommend(waiting_request("0"))
+
+    asyncio.run(main())
+
+
+def test_a_drain_that_takes_too_long_cuts_off_and_says_how_many() -> None:
+    async def main() -> None:
+        engine = StandInEngine()
+        async with (
+            running(engine, drain_s=0.2) as (server, target),
+            AsyncRecommendClient(target) as client,
+        ):
+            calls = [asyncio.ensure_future(client.recommend(waiting_request(""))) for _ in range(3)]
+            while len(engine.requests) < 3:
+                await asyncio.sleep(0.01)
+            assert await server.stop(asyncio.Event()) == 3
+            outcomes = await asyncio.gather(*calls, return_exceptions=True)
+            assert all(isinstance(outcome, ServiceError) for outcome in outcomes)
+            assert len(engine.cancelled) == 3
+
+    asyncio.run(main())
+
+
+def test_a_port_in_use_is_refused_with_advice() -> None:
+    async def main() -> None:
+        async with running(StandInEngine()) as (_, target):
+            port = int(target.rpartition(":")[2])
+            config = RuntimeConfig(service=ServiceConfig(port=port))
+            second = RecommendServer(StandInEngine(), config)
+            with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{port}: .*port"):
+                await second.start()
+
+    asyncio.run(main())
+
+
+def test_serving_ends_when_the_engine_stops_by_itself() -> None:
+    async def main() -> ServeEnd:
+        address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        ending = asyncio.ensure_future(serve(StandInEngine(), with_free_port(), address.set_result))
+        async with AsyncRecommendClient(await address) as client:
+            request = RecRequest(
+                history_item_ids=HISTORY, searches=(Search(catalog="raise:EngineClosed"),)
+            )
+            with pytest.raises(EngineClosed, match="closed"):
+                await client.recommend(request)
+        return await asyncio.wait_for(ending, 10)
+
+    assert asyncio.run(main()) is ServeEnd.ENGINE_CLOSED
+
+
+def test_addresses() -> None:
+    assert format_address("127.0.0.1", 5) == "127.0.0.1:5"
+    assert format_address("::1", 5) == "[::1]:5"
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_the_process(number: signal.Signals) -> None:
+    with (
+        serving(["-m", "tests.service.serve_stand_in", "20"]) as (process, target),
+        RecommendClient(target) as client,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        assert client.wait_until_serving(10)
+        calls = [pool.submit(client.recommend, waiting_request("1", f"r{i}")) for i in range(8)]
+        time.sleep(0.4)
+        process.send_signal(number)
+        assert [call.result(10).request_id for call in calls] == [f"r{i}" for i in range(8)]
+        output, errors = process.communicate(timeout=10)
+        assert (process.returncode, output.strip(), errors) == (0, "DRAINED", "")
+
+
+@pytest.mark.e2e
+def test_the_second_signal_stops_at_once() -> None:
+    with (
+        serving(["-m", "tests.service.serve_stand_in", "60"]) as (process, target),
+        RecommendClient(target) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        call = pool.submit(client.recommend, waiting_request(""))
+        time.sleep(0.4)
+        start_s = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.4)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=10)
+        assert (process.returncode, output.strip()) == (0, "CUT_OFF")
+        assert time.monotonic() - start_s < 5
+        with pytest.raises(ServiceError):
+            call.result(10)
