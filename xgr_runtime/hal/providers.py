@@ -5,7 +5,7 @@ from functools import cache
 from importlib import import_module
 
 PROVIDER_MODULES: dict[str, tuple[str, ...]] = {
-    "cpu": ("xgr_ops.cpu.beam", "xgr_ops.cpu.attention"),
+    "cpu": ("xgr_ops.cpu.beam", "xgr_ops.cpu.attention", "xgr_ops.cpu.cache"),
     "cuda": (),
 }
 

@@ -145,12 +145,18 @@ def move_slots(
     num_tokens: int,
     tile: torch.Tensor,
 ) -> None:
-    """Copy slots src_N (int64) to dst_N, tile by tile; no slot may be a source and another row's destination."""
-    num_layers, tile_rows = tile.shape[:2]
-    used = kv_rows[:, :, :num_tokens]
+    """Copy slots src_N (int64) to dst_N, tile by tile; no slot may be a source and another row's destination.
+
+    Layers and slots are one flat dim: selecting along an inner dim of a part of the tokens copies that whole part
+    first (seen on the CPU).
+    """
+    num_layers, num_slots = kv_rows.shape[:2]
+    used_XE = kv_rows.flatten(0, 1).flatten(1)[:, : num_tokens * kv_rows[0, 0, 0].numel()]
+    layer_X1 = torch.arange(num_layers, device=kv_rows.device).unsqueeze(1) * num_slots
+    tile_rows = tile.shape[1]
     for first in range(0, src_N.shape[0], tile_rows):
         src_R, dst_R = src_N[first : first + tile_rows], dst_N[first : first + tile_rows]
-        shape = (num_layers, src_R.shape[0], *used.shape[2:])
-        scratch = tile.flatten()[: shape[0] * shape[1] * used[0, 0].numel()].view(shape)
-        torch.index_select(used, 1, src_R, out=scratch)
-        used.index_copy_(1, dst_R, scratch)
+        shape = (num_layers * src_R.shape[0], used_XE.shape[1])
+        scratch_XE = tile.flatten()[: shape[0] * shape[1]].view(shape)
+        torch.index_select(used_XE, 0, (layer_X1 + src_R).flatten(), out=scratch_XE)
+        used_XE.index_copy_(0, (layer_X1 + dst_R).flatten(), scratch_XE)
