@@ -14,6 +14,7 @@ from tests.ops.beam_cases import (
     PROVIDERS,
     SELECT,
     empty_rows,
+    f32,
     oracle_lse,
     random_case,
     tiles_of,
