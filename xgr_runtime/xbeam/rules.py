@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xgr_runtime.xbeam.trie import parents, sum_leaves
+from xgr_runtime.xbeam.trie import sum_leaves, sum_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -108,7 +108,7 @@ def build_rule_set(catalog: Catalog, expression: TagExpression) -> RuleSet:
     is_alive: NDArray[np.bool_] = item_alive
     sid_count = item_alive.astype(np.int32)
     if not catalog.has_unique_sids:
-        sid_count = np.add.reduceat(sid_count, catalog.sid_item_offsets[:-1], dtype=np.int32)
+        sid_count = sum_ranges(sid_count, catalog.sid_item_offsets)
         is_alive = sid_count > 0
     ones = sid_count if catalog.has_unique_sids else is_alive.astype(np.int32)
     remaining = sum_leaves(catalog.trie, ones)
@@ -168,10 +168,10 @@ def clear_exclusions(catalog: Catalog, rule_set: RuleSet, positions: ArrayLike) 
     Returns:
         Per level the edges whose last alive SID goes, in that rule set, and the excluded items that were alive.
     """
-    excluded = np.unique(np.asarray(positions, np.int64))
-    excluded = excluded[
-        np.searchsorted(excluded, 0) : np.searchsorted(excluded, catalog.num_servable)
-    ]
+    excluded = np.sort(np.asarray(positions, np.int64))
+    first, end = np.searchsorted(excluded, [0, catalog.num_servable])
+    excluded = excluded[first:end]
+    excluded = excluded[_run_starts(excluded)]
     excluded = excluded[rule_set.item_alive[excluded]]
     nodes, counts = _count_runs(
         catalog.sid_of_positions(excluded), np.ones(len(excluded), np.int64)
@@ -180,23 +180,26 @@ def clear_exclusions(catalog: Catalog, rule_set: RuleSet, positions: ArrayLike) 
     counts = np.ones(len(nodes), np.int64)
     edges = [nodes]
     for level in range(catalog.num_levels - 1, 0, -1):
-        nodes, counts = _count_runs(parents(catalog.trie, level, nodes), counts)
+        nodes, counts = _count_runs(catalog.parents[level][nodes], counts)
         edges.append(nodes[counts == rule_set.remaining[level - 1][nodes]])
     offsets = reversed(catalog.offsets)
     small = [dead.astype(level.dtype) for dead, level in zip(edges, offsets, strict=True)]
     return Cleared(tuple(reversed(small)), excluded)
 
 
+def _run_starts(values: NDArray[Any]) -> NDArray[np.int64]:
+    """Where each distinct value of sorted `values` appears first."""
+    is_first = np.ones(len(values), np.bool_)
+    is_first[1:] = values[1:] != values[:-1]
+    return np.flatnonzero(is_first)
+
+
 def _count_runs(
-    nodes: NDArray[np.int64], counts: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    nodes: NDArray[Any], counts: NDArray[np.int64]
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Distinct values of sorted `nodes` and the sum of `counts` of each."""
-    if not len(nodes):
-        return nodes, counts
-    is_first = np.ones(len(nodes), np.bool_)
-    is_first[1:] = nodes[1:] != nodes[:-1]
-    starts = np.flatnonzero(is_first)
-    return nodes[starts], np.add.reduceat(counts, starts)
+    starts = _run_starts(nodes)
+    return nodes[starts], np.add.reduceat(counts, starts) if len(starts) else counts
 
 
 @dataclass(frozen=True)

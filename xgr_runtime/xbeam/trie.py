@@ -149,11 +149,19 @@ def leaf_sids(trie: Trie, leaves: NDArray[Any]) -> NDArray[np.uint32]:
     return sids
 
 
+def sum_ranges(values: NDArray[np.int32], offsets: NDArray[Any]) -> NDArray[np.int32]:
+    """The sum of values[offsets[i] : offsets[i + 1]] for every i (int32); twice as fast here as add.reduceat."""
+    before = np.zeros(len(values) + 1, np.int32)
+    np.cumsum(values, out=before[1:])
+    at_borders: NDArray[np.int32] = before[offsets]
+    return np.diff(at_borders)
+
+
 def sum_leaves(trie: Trie, leaf_values: NDArray[Any]) -> tuple[NDArray[np.int32], ...]:
     """Adds up a value per SID below each edge: one int32 array [edges] per level, the last being the values."""
     values = leaf_values.astype(np.int32, copy=False)
     result = [values]
     for level in range(trie.num_levels - 1, 0, -1):
-        values = np.add.reduceat(values, trie.offsets[level][:-1], dtype=np.int32)
+        values = sum_ranges(values, trie.offsets[level])
         result.append(values)
     return tuple(reversed(result))
