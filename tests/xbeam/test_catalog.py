@@ -170,6 +170,20 @@ def test_open_does_not_verify(tmp_path: Path) -> None:
         assert catalog.version == "spring" != catalog.digest
 
 
+def test_prepare_changes_no_answer(tmp_path: Path) -> None:
+    items = [
+        Item(1, (0,)),
+        Item(2, (0,)),
+        Item(3, (1,), tags=("a",)),
+        Item(4, (1,), servable=False),
+    ]
+    catalog = build_items(tmp_path / "c", items, (2,))
+    before = catalog.sid_of_positions([0, 1, 2, 3]).tolist()
+    catalog.prepare()
+    assert catalog.sid_of_positions([0, 1, 2, 3]).tolist() == before == [0, 0, 1, -1]
+    assert [level.tolist() for level in catalog.parents] == [[0, 0]]
+
+
 def test_wrong_arguments(tmp_path: Path) -> None:
     catalog = build_items(tmp_path / "c", [Item(1, (0, 0)), Item(2, (0, 1))], (1, 2))
     for positions in ([-1], [2]):

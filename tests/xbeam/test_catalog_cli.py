@@ -1,24 +1,20 @@
-"""`xgr catalog build | info | verify` through the parser that `xgr` uses."""
+"""`xgr catalog build | info | verify` through the command itself."""
 
 from __future__ import annotations
 
-import argparse
 import json
 from typing import TYPE_CHECKING
 
 import pytest
 
-from xgr_runtime.xbeam.catalog_cli import add_parser
+from xgr_runtime.cli import main
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 def run(*words: object) -> int:
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers(required=True))
-    args = parser.parse_args(["catalog", *map(str, words)])
-    return int(args.handler(args))
+    return main(["catalog", *map(str, words)])
 
 
 @pytest.fixture
@@ -69,27 +65,27 @@ def test_build_with_a_token_map(
     assert "num_codes     2, 2\n" in capsys.readouterr().out
 
 
-def test_refusals_return_one(
+def test_refusals_are_one_line_and_exit_code_two(
     items: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "c"
-    assert run("build", items, out, "--token-offsets", "10,12", "--codes", "2,1") == 1
+    assert run("build", items, out, "--token-offsets", "10,12", "--codes", "2,1") == 2
     written = capsys.readouterr()
     assert (
-        written.err == f"xgr catalog build: {items}, row 1: code 1 of level 1 is outside [0, 1)\n"
+        written.err == f"xgr: CatalogError: {items}, row 1: code 1 of level 1 is outside [0, 1)\n"
     )
     assert written.out == ""
     assert not out.exists()
-    assert run("info", items) == 1
-    assert "xgr catalog info:" in capsys.readouterr().err
+    assert run("info", items) == 2
+    assert "is no catalogue file" in capsys.readouterr().err
     assert run("build", items, out, "--token-offsets", "10,12", "--codes", "2,2") == 0
     content = bytearray(out.read_bytes())
     content[-70] ^= 1
     out.write_bytes(content)
     capsys.readouterr()
-    assert run("verify", out) == 1
+    assert run("verify", out) == 2
     written = capsys.readouterr()
-    assert "xgr catalog verify:" in written.err
+    assert "is damaged" in written.err
     assert written.out == ""
 
 
@@ -98,7 +94,8 @@ def test_wrong_options_stop_the_parser(
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         run("build", items, tmp_path / "c", "--token-offsets", "10,x")
-    assert "--token-offsets" in capsys.readouterr().err
+    message = "argument --token-offsets: whole numbers with commas between expected, got '10,x'"
+    assert message in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         run("build", items, tmp_path / "c")
     assert "--token-map" in capsys.readouterr().err

@@ -141,6 +141,18 @@ class Catalog:
         check_catalog(self)
         self.is_verified = True
 
+    def prepare(self) -> None:
+        """Computes now what look-ups and rules would compute on first use; for a server, before traffic."""
+        _ = (
+            self.sorted_ids,
+            self.sid_item_offsets,
+            self.leaf_counts,
+            self.parents,
+            self._tag_numbers,
+        )
+        if not self.has_unique_sids:
+            _ = self._leaf_of_position
+
     @cached_property
     def sid_item_offsets(self) -> NDArray[Any]:
         """[num_sids + 1]: the item positions of SID i are [offsets[i], offsets[i + 1])."""

@@ -1,20 +1,16 @@
-"""`xgr catalog build | info | verify`: the handlers return an exit code, 0 for success and 1 for a refusal."""
+"""`xgr catalog build | info | verify`. The handlers return 0; refusals are CatalogErrors, which `xgr` prints."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
-import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from xgr_runtime.errors import CatalogError
 from xgr_runtime.xbeam.catalog import Catalog
 from xgr_runtime.xbeam.catalog_build import build_catalog_from_jsonl
 from xgr_runtime.xbeam.token_map import read_token_map
-
-if TYPE_CHECKING:
-    import argparse
 
 _ITEM_HELP = "JSONL, one item a line: 'sid' (list of codes) and 'item_id' or 'key'; optional 'title', 'weight', 'tags', 'servable'"
 
@@ -69,40 +65,38 @@ def add_parser(subparsers: Any) -> None:
 
 
 def _whole_numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise argparse.ArgumentTypeError(
+            f"whole numbers with commas between expected, got {text!r}"
+        )
+    return [int(part) for part in parts]
 
 
 def run_build(args: argparse.Namespace) -> int:
     """Builds, opens and verifies the file, then prints what it holds."""
     start = time.perf_counter()
-    try:
-        token_of = None if args.token_map is None else read_token_map(args.token_map, args.codes)
-        build_catalog_from_jsonl(
-            args.output,
-            args.items,
-            num_codes=args.codes,
-            token_of=token_of,
-            token_offsets=args.token_offsets,
-            sid_field=args.sid_field,
-            id_field=args.id_field,
-            version=args.version,
-        )
-        with Catalog.open(args.output) as catalog:
-            catalog.verify()
-            _print_table(describe(catalog))
-    except CatalogError as error:
-        return _refused("build", error)
+    build_catalog_from_jsonl(
+        args.output,
+        args.items,
+        num_codes=args.codes,
+        token_of=None if args.token_map is None else read_token_map(args.token_map, args.codes),
+        token_offsets=args.token_offsets,
+        sid_field=args.sid_field,
+        id_field=args.id_field,
+        version=args.version,
+    )
+    with Catalog.open(args.output) as catalog:
+        catalog.verify()
+        _print_table(describe(catalog))
     print(f"built and verified in {time.perf_counter() - start:.2f} s")
     return 0
 
 
 def run_info(args: argparse.Namespace) -> int:
     """Prints what the header of a file says."""
-    try:
-        with Catalog.open(args.path) as catalog:
-            facts = describe(catalog)
-    except CatalogError as error:
-        return _refused("info", error)
+    with Catalog.open(args.path) as catalog:
+        facts = describe(catalog)
     if args.json:
         print(json.dumps(facts))
     else:
@@ -113,14 +107,9 @@ def run_info(args: argparse.Namespace) -> int:
 def run_verify(args: argparse.Namespace) -> int:
     """Verifies a file and says so."""
     start = time.perf_counter()
-    try:
-        with Catalog.open(args.path) as catalog:
-            catalog.verify()
-            summary = (
-                f"version {catalog.version}, {catalog.num_items} items, {catalog.num_sids} SIDs"
-            )
-    except CatalogError as error:
-        return _refused("verify", error)
+    with Catalog.open(args.path) as catalog:
+        catalog.verify()
+        summary = f"version {catalog.version}, {catalog.num_items} items, {catalog.num_sids} SIDs"
     print(f"{args.path}: verified in {(time.perf_counter() - start) * 1e3:.1f} ms ({summary})")
     return 0
 
@@ -149,8 +138,3 @@ def _print_table(facts: dict[str, Any]) -> None:
     for name, value in facts.items():
         text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
         print(f"{name:<13} {text}")
-
-
-def _refused(command: str, error: CatalogError) -> int:
-    print(f"xgr catalog {command}: {error}", file=sys.stderr)
-    return 1
