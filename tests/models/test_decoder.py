@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,8 @@ from tests.models.tiny import (
     head_logits,
     make_checkpoint,
 )
+from xgr_runtime.hal.bound import bind_ops
+from xgr_runtime.hal.cpu import CpuDevice
 from xgr_runtime.hal.tolerances import TOLERANCES
 from xgr_runtime.models.registry import load_model
 
@@ -75,9 +78,15 @@ def test_sixteen_bit_models_equal_transformers(
     check_both_paths(model, reference, first_position, dtype)
 
 
-def check_both_paths(model: Any, reference: Any, first_position: int, dtype: torch.dtype) -> None:
+def check_both_paths(
+    model: Any,
+    reference: Any,
+    first_position: int,
+    dtype: torch.dtype,
+    ops: Any = REFERENCE_OPS,
+) -> None:
     batch = PackedBatch(model, HISTORIES, first_position=first_position)
-    hidden = model.context(REFERENCE_OPS, batch.context_inputs(), batch.kv)
+    hidden = model.context(ops, batch.context_inputs(), batch.kv)
     for h, history in enumerate(HISTORIES):
         expected = expected_logits(reference, history, first_position)[-1]
         assert_logits(head_logits(model, hidden[h : h + 1]), expected[None], dtype)
@@ -87,7 +96,7 @@ def check_both_paths(model: Any, reference: Any, first_position: int, dtype: tor
     slots = torch.tensor([4, 2, 9, 0, 7, 5, 31, 6, 1])
     for round_, tokens in ((1, first), (2, second)):
         inputs = batch.step_inputs(tokens, slots, round_)
-        hidden = model.step(REFERENCE_OPS, inputs, batch.kv)
+        hidden = model.step(ops, inputs, batch.kv)
         row = 0
         for h, history in enumerate(HISTORIES):
             for beam in range(len(first[h])):
@@ -95,6 +104,63 @@ def check_both_paths(model: Any, reference: Any, first_position: int, dtype: tor
                 expected = expected_logits(reference, sequence, first_position)[-1]
                 assert_logits(head_logits(model, hidden[row : row + 1]), expected[None], dtype)
                 row += 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_ops_bound_on_the_cpu_equal_transformers(tmp_path: Path, dtype: torch.dtype) -> None:
+    reference = make_checkpoint(tmp_path, "qwen3", head_dim=16, dtype=dtype)
+    model = load_model(tmp_path, CPU, dtype)
+    ops = bind_ops(CpuDevice(), dtype, {}, allow_reference=False)
+    assert {b.op_name for b in ops.bindings if b.provider == "torch"} >= {
+        "prefill_attention",
+        "shared_attention",
+    }
+    check_both_paths(model, reference, 0, dtype, ops)
+
+
+@pytest.mark.parametrize("ops_of", ["reference", "cpu"])
+def test_beams_keep_their_own_tokens_through_reorders(tmp_path: Path, ops_of: str) -> None:
+    """Four rounds of a search with random parents and changing widths; every row against its whole sequence."""
+    reference = make_checkpoint(tmp_path, "qwen3", head_dim=8)
+    model = load_model(tmp_path, CPU, torch.float32)
+    bound = bind_ops(CpuDevice(), torch.float32, {}, allow_reference=False)
+    ops = bound if ops_of == "cpu" else REFERENCE_OPS
+    rng = np.random.default_rng(7)
+    histories, widths = HISTORIES[:2], [(3, 2), (5, 4), (2, 6), (4, 1)]
+    batch = PackedBatch(model, histories, num_rounds=5, num_slots=11)
+    model.context(ops, batch.context_inputs(), batch.kv)
+    slot_start = torch.tensor([0, 5, 11], dtype=torch.int32)
+    slots = torch.tensor([0, 1, 2, 5, 6], dtype=torch.int32)
+    paths = [[[int(rng.integers(VOCAB))] for _ in range(width)] for width in widths[0]]
+    for round_ in range(1, 5):
+        tokens = [[path[-1] for path in rows] for rows in paths]
+        hidden = model.step(ops, batch.step_inputs(tokens, slots, round_), batch.kv)
+        flat = [[*h, *path] for h, rows in zip(histories, paths, strict=True) for path in rows]
+        for row, sequence in enumerate(flat):
+            expected = expected_logits(reference, sequence)[-1:]
+            assert_logits(head_logits(model, hidden[row : row + 1]), expected, torch.float32)
+        if round_ == 4:
+            break
+        starts = (0, len(paths[0]))
+        parents = [
+            rng.integers(0, len(rows), width)
+            for rows, width in zip(paths, widths[round_], strict=True)
+        ]
+        search = torch.tensor([s for s, p in enumerate(parents) for _ in p] + [2]).int()
+        packed = np.concatenate(
+            [*(p + start for p, start in zip(parents, starts, strict=True)), [99]]
+        )
+        slots_out = torch.empty(len(packed), dtype=torch.int32)
+        rows_kv, tile = batch.kv.unshared.all_rows, batch.kv.unshared.tile
+        parents_N = torch.from_numpy(packed).int()
+        ops.reorder_unshared_kv(
+            rows_kv, parents_N, slots, search, slot_start, round_, slots_out, tile
+        )
+        slots = slots_out[:-1]
+        paths = [
+            [[*rows[p], int(rng.integers(VOCAB))] for p in chosen]
+            for rows, chosen in zip(paths, parents, strict=True)
+        ]
 
 
 def test_context_over_a_cached_prefix_equals_the_whole(tmp_path: Path) -> None:

@@ -124,9 +124,9 @@ def _refuse_unsupported(fields: _Fields) -> None:
     if fields.get("hidden_act") != "silu":
         raise CheckpointError(f"{source}: hidden_act must be 'silu', got {raw['hidden_act']!r}")
     layer_types = raw.get("layer_types")
-    other = set() if layer_types is None else set(layer_types) - {"full_attention"}
+    other = {str(name) for name in layer_types or ()} - {"full_attention"}
     if layer_types is None and fields.flag("use_sliding_window") and raw.get("sliding_window"):
-        is_used = raw.get("max_window_layers", 0) < fields.count("num_hidden_layers")
+        is_used = (raw.get("max_window_layers") or 0) < fields.count("num_hidden_layers")
         other = {"sliding_attention"} if is_used else set()
     if other:
         raise CheckpointError(
@@ -155,23 +155,34 @@ def _head_dim(fields: _Fields, hidden_size: int, num_heads: int) -> int:
 
 def _rope_theta(fields: _Fields) -> float:
     """The base of unscaled rotary embedding, from `rope_parameters` (newer) or `rope_theta` and `rope_scaling`."""
-    source = fields.source
-    for name in ("rope_parameters", "rope_scaling"):
-        parameters = fields.raw.get(name)
-        if parameters is None:
-            continue
-        if not isinstance(parameters, dict):
-            raise CheckpointError(f"{source}: {name} must be an object, got {parameters!r}")
-        rope_type = parameters.get("rope_type", parameters.get("type", "default"))
-        if rope_type != "default":
-            raise CheckpointError(
-                f"{source}: {name} asks for rope type {rope_type!r}; only 'default' (unscaled) is supported"
-            )
-        known = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
-        if parameters.keys() - known or parameters.get("partial_rotary_factor", 1.0) != 1.0:
-            raise CheckpointError(
-                f"{source}: {name} must hold rope_type 'default' and rope_theta only, got {parameters!r}"
-            )
-        if "rope_theta" in parameters:
-            return _Fields(parameters, f"{source}, {name}").number("rope_theta")
-    return fields.number("rope_theta")
+    found = {
+        _Fields(parameters, f"{fields.source}, {name}").number("rope_theta")
+        for name in ("rope_parameters", "rope_scaling")
+        if "rope_theta" in (parameters := _unscaled_rope(fields, name))
+    }
+    if not found or fields.raw.get("rope_theta") is not None:
+        found.add(fields.number("rope_theta"))
+    if len(found) > 1:
+        values = " and ".join(map(str, sorted(found)))
+        raise CheckpointError(f"{fields.source}: rope_theta is given twice: {values}")
+    return found.pop()
+
+
+def _unscaled_rope(fields: _Fields, name: str) -> Mapping[str, Any]:
+    """The object `name` (empty where absent) after checking that it asks for no scaling."""
+    source, parameters = fields.source, fields.raw.get(name)
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, dict):
+        raise CheckpointError(f"{source}: {name} must be an object, got {parameters!r}")
+    rope_type = parameters.get("rope_type", parameters.get("type", "default"))
+    if rope_type != "default":
+        raise CheckpointError(
+            f"{source}: {name} asks for rope type {rope_type!r}; only 'default' (unscaled) is supported"
+        )
+    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+    if parameters.keys() - known or parameters.get("partial_rotary_factor", 1.0) != 1.0:
+        raise CheckpointError(
+            f"{source}: {name} must hold rope_type 'default' and rope_theta only, got {parameters!r}"
+        )
+    return parameters
