@@ -10,10 +10,18 @@ import torch
 
 from xgr_runtime.hal.ops.attention import prefill_attention, shared_attention
 from xgr_runtime.hal.ops.head import head_logsumexp
-from xgr_runtime.hal.registry import impl
+from xgr_runtime.hal.registry import OpSpec, impl
 
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _SCORES_PER_TILE = 1 << 20
 _HEAD_TILE_ROWS = 1024
+
+
+def _accepts(spec: OpSpec) -> str | None:
+    """Sums are in fp32, hence nothing wider comes in."""
+    if spec.dtype in _DTYPES:
+        return None
+    return f"takes {', '.join(str(dtype) for dtype in _DTYPES)}, got {spec.dtype}"
 
 
 def _history(pages: torch.Tensor, page_table_P: torch.Tensor, num_tokens: int) -> torch.Tensor:
@@ -23,7 +31,7 @@ def _history(pages: torch.Tensor, page_table_P: torch.Tensor, num_tokens: int) -
     return rows_KGD.transpose(0, 1)
 
 
-@impl(prefill_attention, provider="torch", device="cpu")
+@impl(prefill_attention, provider="torch", device="cpu", accepts=_accepts)
 def prefill_by_history(
     q_TQD: torch.Tensor,
     k_pages: torch.Tensor,
@@ -59,7 +67,7 @@ def prefill_by_history(
     return out_TQD
 
 
-@impl(shared_attention, provider="torch", device="cpu")
+@impl(shared_attention, provider="torch", device="cpu", accepts=_accepts)
 def shared_by_history(
     q_NQD: torch.Tensor,
     k_pages: torch.Tensor,
@@ -109,7 +117,7 @@ def _attend(
     )
 
 
-@impl(head_logsumexp, provider="torch", device="cpu")
+@impl(head_logsumexp, provider="torch", device="cpu", accepts=_accepts)
 def head_logsumexp_in_place(
     hidden_NM: torch.Tensor, weight_VM: torch.Tensor, scale: float
 ) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """Both entry points of the decoder against transformers' full forward pass on the same checkpoint."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from tests.models.tiny import (
 from xgr_runtime.hal.bound import bind_ops
 from xgr_runtime.hal.cpu import CpuDevice
 from xgr_runtime.hal.tolerances import TOLERANCES
+from xgr_runtime.kvcache.shared import SharedKV
+from xgr_runtime.kvcache.unshared import UnsharedKV
+from xgr_runtime.models.base import KVCaches
 from xgr_runtime.models.registry import load_model
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -208,3 +212,40 @@ def test_tokens_at_the_top_of_the_vocabulary(tmp_path: Path) -> None:
     assert_logits(
         head_logits(model, hidden[:1]), expected_logits(reference, history)[-1:], torch.float32
     )
+
+
+def to_meta(value: Any) -> Any:
+    """A copy of a dataclass of tensors (nested) without their content."""
+    if isinstance(value, torch.Tensor):
+        return value.to("meta")
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = {f.name: to_meta(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return type(value)(**parts)
+    return value
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
+def test_both_paths_run_without_any_content(tmp_path: Path, family: str) -> None:
+    """On the meta device a host read or a shape that depends on data raises; only shapes are left."""
+    make_checkpoint(tmp_path, family)
+    meta = torch.device("meta")
+    batch = PackedBatch(load_model(tmp_path, CPU, torch.float32), HISTORIES)
+    model = load_model(tmp_path, meta, torch.float32)
+    shared = SharedKV(model.kv_spec, batch.kv.shared.num_pages, batch.page_size, meta)
+    unshared = UnsharedKV(model.kv_spec, batch.kv.unshared.num_slots, 3, meta)
+    kv = KVCaches(shared, unshared)
+    context = to_meta(batch.context_inputs())
+    hidden = model.context(REFERENCE_OPS, context, kv)
+    assert hidden is not None
+    assert hidden.shape == (len(HISTORIES) + 1, model.hidden_size)
+    tokens = [[11, 12, 13], [14, 15], [16, 17, 18, 19]]
+    step = to_meta(batch.step_inputs(tokens, torch.arange(9), 2))
+    hidden = model.step(REFERENCE_OPS, step, kv)
+    assert hidden.shape == (9 + 1, model.hidden_size)
+    rows = torch.empty(10, dtype=torch.int32, device=meta)
+    starts = torch.empty(4, dtype=torch.int32, device=meta)
+    all_rows, tile = unshared.all_rows, unshared.tile
+    REFERENCE_OPS.reorder_unshared_kv(all_rows, rows, rows, rows, starts, 1, rows, tile)
+    catalog = model.head.for_catalog([np.array([3, -1], np.int32)])
+    assert catalog.level_logits(hidden, 0).shape == (10, 2)
+    assert catalog.vocab_logsumexp(REFERENCE_OPS, hidden).shape == (10,)

@@ -15,6 +15,7 @@ from xgr_runtime.hal.ops.attention import (
 )
 from xgr_runtime.hal.ops.head import head_logsumexp
 from xgr_runtime.hal.providers import load_providers
+from xgr_runtime.hal.registry import OpSpec
 from xgr_runtime.hal.tolerances import TOLERANCES
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -292,3 +293,10 @@ def test_head_logsumexp_of_extreme_rows(fn: Any) -> None:
     assert got[3] == pytest.approx(np.log(9000), abs=1e-5)
     assert fn(torch.tensor([[torch.inf]]), torch.ones(2, 1), 1.0).item() == torch.inf
     assert fn(torch.tensor([[-torch.inf]]), torch.ones(2, 1), 1.0).item() == -torch.inf
+
+
+@pytest.mark.parametrize("op", [prefill_attention, shared_attention, head_logsumexp])
+def test_a_dtype_wider_than_the_sums_is_refused_with_a_reason(op: Any) -> None:
+    (own,) = [i for i in op.impls if i.device_kind == "cpu"]
+    assert own.accepts(OpSpec("cpu", torch.bfloat16)) is None
+    assert own.accepts(OpSpec("cpu", torch.float64)).endswith("got torch.float64")
