@@ -9,7 +9,8 @@ checked, hence every byte of the file is covered by the prefix comparison, a CRC
 every single flipped bit. `map_file` reads the prefix and header only; `check_contents` reads everything.
 
 A file is written beside its destination, synced, renamed over it, and the folder is synced: a reader sees the old file
-or the whole new one, and a failed build leaves nothing behind.
+or the whole new one, and a failed build leaves nothing behind (a process killed outright may leave its hidden
+`.NAME.*.tmp`, which nothing reads).
 """
 
 from __future__ import annotations
