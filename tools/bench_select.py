@@ -12,7 +12,7 @@ import argparse
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -23,10 +23,11 @@ if __package__ in (None, ""):
 from tools._bench.beam_search import (
     Beams,
     DenseSearch,
+    Loaded,
     OpsSearch,
     Workload,
     check_same_lists,
-    dense_levels,
+    load_catalog,
 )
 from tools._bench.timing import (
     MIN_RUNS,
@@ -38,7 +39,13 @@ from tools._bench.timing import (
     time_interleaved,
     write_report,
 )
-from xgr_runtime.xbeam.trie import Trie, build_trie
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+LogitsOf: TypeAlias = "Callable[[int, int, np.random.Generator], torch.Tensor]"
 
 # Log-softmax and log-sum-exp round differently; see the fp32 row of the tolerance table.
 NEAR = 1e-4
@@ -55,8 +62,8 @@ class Sizes:
     runs: int = 15
 
 
-def random_trie(sizes: Sizes, rng: np.random.Generator) -> Trie:
-    """Distinct random items; the trie needs them sorted, which one packed integer per item does."""
+def random_sids(sizes: Sizes, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Distinct random items, int64 [items, levels]."""
     packed = np.zeros(0, np.int64)
     while len(packed) < sizes.num_items:
         missing = sizes.num_items - len(packed)
@@ -64,18 +71,18 @@ def random_trie(sizes: Sizes, rng: np.random.Generator) -> Trie:
         for _ in range(sizes.num_levels):
             drawn = drawn * sizes.num_codes + rng.integers(0, sizes.num_codes, missing)
         packed = np.unique(np.concatenate((packed, drawn)))
-    places = [sizes.num_codes**p for p in range(sizes.num_levels - 1, -1, -1)]
-    columns = [(packed // place % sizes.num_codes).astype(np.uint16) for place in places]
-    return build_trie(columns)[0]
+    places = sizes.num_codes ** np.arange(sizes.num_levels - 1, -1, -1)
+    return packed[:, None] // places % sizes.num_codes
 
 
-def hub_trie(sizes: Sizes, rng: np.random.Generator) -> Trie:
-    """One level: `width` nodes, each with a random half of the codes below it."""
+def hub_sids(sizes: Sizes, rng: np.random.Generator) -> NDArray[np.int64]:
+    """`width` prefixes of two codes, each with a random half of the codes below it."""
     half = sizes.num_codes // 2
     ranks = rng.random((sizes.width, sizes.num_codes), np.float32)
-    codes = np.sort(np.argpartition(ranks, half, axis=1)[:, :half], axis=1)
-    offsets = np.arange(sizes.width + 1, dtype=np.int32) * half
-    return Trie((offsets,), (codes.astype(np.uint16).reshape(-1),))
+    sids = np.zeros((sizes.width, half, 3), np.int64)
+    sids[:, :, 1] = np.arange(sizes.width)[:, None]
+    sids[:, :, 2] = np.argpartition(ranks, half, axis=1)[:, :half]
+    return sids.reshape(-1, 3)
 
 
 def normal_logits(rows: int, num_codes: int, rng: np.random.Generator) -> torch.Tensor:
@@ -114,45 +121,39 @@ def search_case(work: Workload, sizes: Sizes) -> dict[str, Any]:
         "ratio": ratio(timings, "ops", "dense"),
         "ratio_without_norm": ratio(timings, "ops_without_norm", "dense_without_norm"),
         "rows_skipped": round(skipped / live, 4),
-        "layouts": ["dense" if dense_level else "csr" for dense_level in work.is_dense],
         **agreement,
         "timings": as_dict(timings),
     }
 
 
-def search_work(trie: Trie, sizes: Sizes, rng: np.random.Generator, logits_of: Any) -> Workload:
+def search_work(
+    catalog: Loaded, sizes: Sizes, rng: np.random.Generator, logits_of: LogitsOf
+) -> Workload:
     """All rounds from the root."""
-    rows = [1, *(min(sizes.width, len(codes)) for codes in trie.codes[:-1])]
+    rows = [1, *(min(sizes.width, len(codes)) for codes in catalog.trie.codes[:-1])]
     logits = [logits_of(count, sizes.num_codes, rng) for count in rows]
-    return Workload(
-        trie,
-        dense_levels(trie, sizes.num_codes),
-        sizes.num_codes,
-        logits,
-        Beams.root(),
-        sizes.width,
-    )
+    return Workload(catalog, 0, logits, Beams.root(), sizes.width)
 
 
 def hub_work(
-    trie: Trie, sizes: Sizes, rng: np.random.Generator, logits_of: Any, spread: float
+    catalog: Loaded, sizes: Sizes, rng: np.random.Generator, logits_of: LogitsOf, spread: float
 ) -> Workload:
-    """One round from `width` beams whose scores spread over `spread` nats."""
+    """The last round, from `width` beams whose scores spread over `spread` nats."""
     nodes = np.arange(sizes.width)
     scores = -np.linspace(0.0, spread, sizes.width, dtype=np.float32)
     logits = logits_of(sizes.width, sizes.num_codes, rng)
-    start = Beams(scores, nodes, nodes, nodes)
-    return Workload(trie, (False,), sizes.num_codes, [logits], start, sizes.width)
+    return Workload(catalog, 2, [logits], Beams(scores, nodes, nodes, nodes), sizes.width)
 
 
 def run(sizes: Sizes, seed: int = 0) -> dict[str, Any]:
     """All cases; the keys with a required value come first."""
     torch.set_num_threads(1)
     rng = np.random.default_rng(seed)
-    trie, hub = random_trie(sizes, rng), hub_trie(sizes, rng)
+    items = load_catalog(random_sids(sizes, rng), sizes.num_codes)
+    hub = load_catalog(hub_sids(sizes, rng), sizes.num_codes)
     works = {
-        "search": search_work(trie, sizes, rng, normal_logits),
-        "search_peaked_synthetic": search_work(trie, sizes, rng, peaked_logits),
+        "search": search_work(items, sizes, rng, normal_logits),
+        "search_peaked_synthetic": search_work(items, sizes, rng, peaked_logits),
         "hub": hub_work(hub, sizes, rng, normal_logits, 6.0),
         "hub_equal": hub_work(hub, sizes, rng, normal_logits, 0.0),
         "hub_peaked_synthetic": hub_work(hub, sizes, rng, peaked_logits, 6.0),
@@ -171,6 +172,7 @@ def run(sizes: Sizes, seed: int = 0) -> dict[str, Any]:
         "select_ratio_hub_equal": cases["hub_equal"]["ratio"],
         "sizes": vars(sizes),
         "seed": seed,
+        "layouts": {"search": items.layouts, "hub": hub.layouts},
         "environment": environment(),
         "cases": cases,
     }

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from tools import bench_select
-from tools._bench.beam_search import DenseSearch, OpsSearch, check_same_lists
+from tools._bench.beam_search import DenseSearch, OpsSearch, check_same_lists, load_catalog
 from tools._bench.timing import Timing, time_interleaved
-from xgr_runtime.xbeam.trie import leaf_sids
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +23,9 @@ TINY = bench_select.Sizes(width=24, num_codes=48, num_items=900, runs=9)
 @pytest.mark.parametrize("logits_of", [bench_select.normal_logits, bench_select.peaked_logits])
 def test_both_sides_of_the_search_agree(seed: int, logits_of: Any) -> None:
     rng = np.random.default_rng(seed)
-    work = bench_select.search_work(bench_select.random_trie(TINY, rng), TINY, rng, logits_of)
+    work = bench_select.search_work(
+        load_catalog(bench_select.random_sids(TINY, rng), TINY.num_codes), TINY, rng, logits_of
+    )
     ours, dense = OpsSearch(work), DenseSearch(work)
     lse = ours.normalisers()
     logp = [logits - row[:, None] for logits, row in zip(work.logits, lse, strict=True)]
@@ -36,22 +37,23 @@ def test_both_sides_of_the_search_agree(seed: int, logits_of: Any) -> None:
 @pytest.mark.parametrize("spread", [0.0, 6.0])
 def test_both_sides_of_the_hub_agree(spread: float) -> None:
     rng = np.random.default_rng(0)
-    hub = bench_select.hub_trie(TINY, rng)
-    assert np.diff(hub.offsets[0]).tolist() == [24] * 24
+    hub = load_catalog(bench_select.hub_sids(TINY, rng), TINY.num_codes)
+    assert np.diff(hub.trie.offsets[2]).tolist() == [24] * 24
     work = bench_select.hub_work(hub, TINY, rng, bench_select.normal_logits, spread)
     check_same_lists(OpsSearch(work).run(), DenseSearch(work).run(), bench_select.NEAR)
 
 
 def test_random_items_are_distinct_and_as_many_as_asked() -> None:
-    trie = bench_select.random_trie(TINY, np.random.default_rng(0))
-    sids = leaf_sids(trie, np.arange(TINY.num_items))
+    sids = bench_select.random_sids(TINY, np.random.default_rng(0))
+    assert sids.shape == (TINY.num_items, 3)
     assert len(set(map(tuple, sids.tolist()))) == TINY.num_items
+    assert sids.max() < TINY.num_codes
 
 
 def test_a_different_list_is_noticed() -> None:
     rng = np.random.default_rng(0)
-    trie = bench_select.random_trie(TINY, rng)
-    work = bench_select.search_work(trie, TINY, rng, bench_select.normal_logits)
+    catalog = load_catalog(bench_select.random_sids(TINY, rng), TINY.num_codes)
+    work = bench_select.search_work(catalog, TINY, rng, bench_select.normal_logits)
     right = OpsSearch(work).run()
     wrong = replace(right, nodes=np.roll(right.nodes, 1))
     with pytest.raises(AssertionError, match="rank 0 differs"):
@@ -77,7 +79,9 @@ def test_report_is_one_json_object(capsys: pytest.CaptureFixture[str], tmp_path:
     ):
         assert report[key] > 0
     assert 0 <= report["rows_skipped_hub"] <= 1
-    assert report["cases"]["search"]["layouts"] == ["dense", "dense", "csr"]
+    layouts = [level["layout"] for level in report["layouts"]["search"]]
+    assert layouts == ["dense", "dense", "csr"]
+    assert [level["max_fanout"] for level in report["layouts"]["hub"]] == [1, 24, 24]
     assert report["cases"]["hub"]["timings"]["ops"]["runs"] == 9
     assert report["environment"]["torch_threads"] == 1
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from xgr_runtime.config import CacheConfig
+from xgr_runtime.hal.cpu import CpuDevice
 from xgr_runtime.hal.ops.beam import (
     BeamRows,
     LevelTrie,
@@ -16,12 +20,13 @@ from xgr_runtime.hal.ops.beam import (
     select_beams,
 )
 from xgr_runtime.hal.registry import OpSpec, resolve
+from xgr_runtime.xbeam.catalog import Catalog
+from xgr_runtime.xbeam.catalog_build import build_catalog
+from xgr_runtime.xbeam.slot import CatalogSlot, plan_slot
 from xgr_runtime.xbeam.trie import Trie, find_children
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-DENSE_MIN_SHARE = 0.125
 
 
 @dataclass(frozen=True)
@@ -41,44 +46,43 @@ class Beams:
 
 
 @dataclass(frozen=True)
-class Workload:
-    """One search: logits[round] fp32 [rows, C]; the trie and the layout of its levels; the rows to start from; W."""
+class Loaded:
+    """A catalogue in a slot of the CPU: its trie for the dense side, its levels for the ops, and the slot's report."""
 
     trie: Trie
-    is_dense: tuple[bool, ...]
-    num_codes: int
+    levels: tuple[LevelTrie, ...]
+    layouts: list[dict[str, object]]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One search: logits[i] fp32 [rows, C] of level first_level + i; the rows to start from; W."""
+
+    catalog: Loaded
+    first_level: int
     logits: list[torch.Tensor]
     start: Beams
     width: int
 
 
-def dense_levels(trie: Trie, num_codes: int) -> tuple[bool, ...]:
-    """The runtime's switch: the first level is dense, the second where a node has a good share of the codes below."""
-    shares = [
-        len(codes) / ((len(offsets) - 1) * num_codes)
-        for offsets, codes in zip(trie.offsets, trie.codes, strict=True)
-    ]
-    return tuple(
-        level == 0 or (level == 1 and share >= DENSE_MIN_SHARE)
-        for level, share in enumerate(shares)
-    )
-
-
-def level_trie(trie: Trie, level: int, num_codes: int, is_dense: bool) -> LevelTrie:
-    """A level as the ops take it, everything alive."""
-    offsets, codes = trie.offsets[level], trie.codes[level].astype(np.int32)
-    counts = np.diff(offsets)
-    fanout = int(counts.max())
-    if not is_dense:
-        alive = torch.ones((1, len(codes)), dtype=torch.bool)
-        offsets_t = torch.from_numpy(offsets.astype(np.int32))
-        return LevelTrie(num_codes, fanout, False, offsets_t, torch.from_numpy(codes), None, alive)
-    child_node = np.full(len(counts) * num_codes, -1, np.int32)
-    child_node[np.repeat(np.arange(len(counts)), counts) * num_codes + codes] = np.arange(
-        len(codes)
-    )
-    table = torch.from_numpy(child_node)
-    return LevelTrie(num_codes, fanout, True, None, None, table, table[None] >= 0)
+def load_catalog(sids: NDArray[np.int64], num_codes: int) -> Loaded:
+    """Compile, verify and load items ([items, levels]) the way the engine does, with the default configuration."""
+    num_levels = sids.shape[1]
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "bench.xgrcat"
+        first_tokens = [level * num_codes for level in range(num_levels)]
+        build_catalog(
+            path, sids=sids, num_codes=[num_codes] * num_levels, token_offsets=first_tokens
+        )
+        with Catalog.open(path) as catalog:
+            catalog.verify()
+            slot = CatalogSlot(plan_slot(catalog, CacheConfig()), CpuDevice(), 1, 0)
+            slot.load(catalog)
+            trie = Trie(
+                tuple(np.array(offsets) for offsets in catalog.offsets),
+                tuple(np.array(codes) for codes in catalog.codes),
+            )
+            return Loaded(trie, slot.levels, slot.describe())
 
 
 class OpsSearch:
@@ -90,10 +94,7 @@ class OpsSearch:
         self._flag = resolve(flag_failed_searches, spec, allow_reference=False).fn
         self._select = resolve(select_beams, spec, allow_reference=False).fn
         self._work = work
-        self._tries = [
-            level_trie(work.trie, level, work.num_codes, dense)
-            for level, dense in enumerate(work.is_dense)
-        ]
+        self._tries = work.catalog.levels[work.first_level :]
         self._rule_row_S = torch.zeros(1, dtype=torch.int32)
         self.counters = torch.zeros(2, dtype=torch.int64)
         start = work.start
@@ -137,21 +138,22 @@ class DenseSearch:
 
     def __init__(self, work: Workload) -> None:
         self._work = work
+        self._num_codes = work.logits[0].shape[1]
         most = max(len(logits) for logits in work.logits)
-        self._mask = torch.empty((most, work.num_codes))
-        self._scores = torch.empty((most, work.num_codes))
+        self._mask = torch.empty((most, self._num_codes))
+        self._scores = torch.empty((most, self._num_codes))
 
     def run(self, logp: list[torch.Tensor] | None = None) -> Beams:
         """All rounds; with `logp` (log-probabilities of every round) the normaliser is given."""
         beams = self._work.start
-        for level, logits in enumerate(self._work.logits):
-            rows = len(beams.scores)
+        for index, logits in enumerate(self._work.logits):
+            rows, level = len(beams.scores), self._work.first_level + index
             scores, mask = self._scores[:rows], self._mask[:rows]
             if logp is None:
                 torch.log_softmax(logits[:rows], dim=1, out=scores)
                 scores.add_(torch.from_numpy(beams.scores)[:, None])
             else:
-                torch.add(logp[level][:rows], torch.from_numpy(beams.scores)[:, None], out=scores)
+                torch.add(logp[index][:rows], torch.from_numpy(beams.scores)[:, None], out=scores)
             self._write_mask(mask.numpy(), level, beams.nodes)
             scores.add_(mask)
             top = scores.view(-1).topk(min(self._work.width, scores.numel()))
@@ -159,9 +161,9 @@ class DenseSearch:
         return beams
 
     def _write_mask(self, mask: NDArray[np.float32], level: int, nodes: NDArray[np.int64]) -> None:
-        codes = self._work.trie.codes[level]
-        begins = self._work.trie.offsets[level][nodes].tolist()
-        ends = self._work.trie.offsets[level][nodes + 1].tolist()
+        codes = self._work.catalog.trie.codes[level]
+        begins = self._work.catalog.trie.offsets[level][nodes].tolist()
+        ends = self._work.catalog.trie.offsets[level][nodes + 1].tolist()
         for row, begin, end in zip(mask, begins, ends, strict=True):
             row.fill(-np.inf)
             row[codes[begin:end]] = 0.0
@@ -170,8 +172,8 @@ class DenseSearch:
         self, level: int, before: Beams, scores: NDArray[np.float32], picked: NDArray[np.int64]
     ) -> Beams:
         picked = picked[scores > -np.inf]
-        parents, codes = np.divmod(picked, self._work.num_codes)
-        nodes = find_children(self._work.trie, level, before.nodes[parents], codes)
+        parents, codes = np.divmod(picked, self._num_codes)
+        nodes = find_children(self._work.catalog.trie, level, before.nodes[parents], codes)
         return Beams(scores[: len(picked)], parents, codes, nodes)
 
 
