@@ -1,0 +1,319 @@
+"""The real engine behind the real service: many kinds of requests at once, and the process from its start to SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from tests.helpers.catalogs import TAGS
+from tests.helpers.same_answer import SameAnswerTotals
+from tests.service.process import ROOT, serving
+from tests.service.running import running, running_in_thread
+from tests.service.world import World, make_world
+from xgr_runtime import Engine, RuntimeConfig
+from xgr_runtime.cli import main
+from xgr_runtime.errors import (
+    DeadlineExceeded,
+    DeviceError,
+    EngineClosed,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+)
+from xgr_runtime.hal.discovery import open_device
+from xgr_runtime.service.client import AsyncRecommendClient, RecommendClient
+from xgr_runtime.service.rpc_errors import ServiceError
+from xgr_runtime.types import NORMALIZATIONS, RecRequest, RecResult, Rules, Search
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.helpers.oracle import Item
+
+pytestmark = pytest.mark.e2e
+NUM_REQUESTS = 500
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return make_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="module")
+def engine(world: World) -> Iterator[Engine]:
+    with Engine.from_config(RuntimeConfig.from_yaml(world.config)) as started:
+        yield started
+
+
+def random_request(
+    world: World, rng: np.random.Generator, number: int
+) -> tuple[RecRequest, list[Item]]:
+    """A legal request in one of the four forms, and its history."""
+    histories = np.random.default_rng(number % 12)
+    history = [
+        world.catalog.items[i]
+        for i in histories.integers(len(world.catalog.items), size=histories.integers(0, 20))
+    ]
+    form = rng.choice(["history_item_ids", "history_keys", "history_sids", "prompt_token_ids"])
+    given: Any = {
+        "history_item_ids": np.array([i.item_id for i in history], np.int64),
+        "history_keys": tuple(i.key for i in history),
+        "history_sids": np.array([i.sid for i in history], np.uint32).reshape(-1, 3),
+        "prompt_token_ids": np.array(world.prompt(history), np.int64),
+    }[str(form)]
+    rules = [
+        Rules(),
+        Rules(require=((TAGS[0], TAGS[1]), (TAGS[2],))),
+        Rules(exclude_tags=(TAGS[3],)),
+        Rules(exclude_item_ids=np.array([i.item_id for i in world.catalog.items[:60]], np.int64)),
+        Rules(exclude_keys=tuple(i.key for i in world.catalog.items[40:90])),
+        Rules(exclude_history=form in ("history_item_ids", "history_keys")),
+    ]
+    search = Search(
+        beam_width=int(rng.integers(1, 65)),
+        normalization=NORMALIZATIONS[rng.integers(3)],
+        rules=rules[rng.integers(len(rules))],
+        max_items_per_sid=int(rng.integers(1, 4)) if rng.random() < 0.3 else None,
+        return_level_scores=bool(rng.random() < 0.3),
+    )
+    if rng.random() < 0.5:
+        widths = tuple(rng.integers(1, 65, 3).tolist())
+        search = dataclasses.replace(search, beam_width=None, beam_widths=widths)
+    return RecRequest(f"r{number}", searches=(search,), **{str(form): given}), history
+
+
+async def send(
+    client: AsyncRecommendClient, request: RecRequest, cancel_after_s: float | None
+) -> RecResult | BaseException:
+    task = asyncio.ensure_future(client.recommend(request))
+    if cancel_after_s is not None:
+        await asyncio.sleep(cancel_after_s)
+        task.cancel()
+    (outcome,) = await asyncio.gather(task, return_exceptions=True)
+    return outcome
+
+
+def wait_until_idle(engine: Engine) -> None:
+    end = time.monotonic() + 10
+    total = engine.allocator.num_pages - 1
+    while engine.describe()["num_waiting"] or engine.allocator.num_free != total:
+        assert time.monotonic() < end, engine.describe()
+        time.sleep(0.01)
+    engine.allocator.check_conservation()
+
+
+def test_500_concurrent_requests_are_right_or_have_a_proper_status(
+    world: World, engine: Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    asked = [random_request(world, rng, i) for i in range(NUM_REQUESTS)]
+    cancel_after_s = [
+        float(rng.random() * 0.5) if rng.random() < 0.15 else None for _ in range(NUM_REQUESTS)
+    ]
+    start_s = time.monotonic()
+    for i in range(0, NUM_REQUESTS, 25):  # some break the contract, some have hardly any time
+        request, history = asked[i]
+        bad = dataclasses.replace(request.searches[0], beam_width=None, beam_widths=(3, 3))
+        asked[i] = (dataclasses.replace(request, searches=(bad,)), history)
+        request, history = asked[i + 1]
+        late = dataclasses.replace(request, deadline_s=start_s + 0.05 + i / 500)
+        asked[i + 1] = (late, history)
+
+    async def drive() -> list[RecResult | BaseException]:
+        async with (
+            running(engine, engine.config) as (_, target),
+            AsyncRecommendClient(target, timeout_s=120) as client,
+        ):
+            sends = [
+                send(client, request, cancel)
+                for (request, _), cancel in zip(asked, cancel_after_s, strict=True)
+            ]
+            return await asyncio.gather(*sends)
+
+    outcomes = asyncio.run(drive())
+    wait_until_idle(engine)
+    totals, counts = SameAnswerTotals(), dict.fromkeys(("ok", "sent alone", "same list"), 0)
+    for i, ((request, history), outcome) in enumerate(zip(asked, outcomes, strict=True)):
+        if isinstance(outcome, BaseException):
+            kind = type(outcome).__name__
+            counts[kind] = counts.get(kind, 0) + 1
+            assert not isinstance(outcome, InvalidRequest) or i % 25 == 0
+            assert not isinstance(outcome, asyncio.CancelledError) or cancel_after_s[i] is not None
+            assert not isinstance(outcome, DeadlineExceeded) or request.deadline_s is not None
+            proper = (InvalidRequest, asyncio.CancelledError, Overloaded, DeadlineExceeded)
+            assert isinstance(outcome, proper), (request, outcome)
+            continue
+        assert i % 25, "a request that breaks the contract was answered"
+        assert outcome.request_id == request.request_id
+        assert (outcome.model_version, outcome.template_version) == ("m1", "t1")
+        (got,) = outcome.results
+        totals.add(world.check(request, history, got))
+        if request.searches[0].return_level_scores:
+            assert got.level_scores is not None
+            np.testing.assert_allclose(got.level_scores.sum(axis=1), got.scores, atol=1e-4)
+        counts["ok"] += 1
+        if i % 3 == 0:
+            (alone,) = engine.recommend([dataclasses.replace(request, deadline_s=None)])
+            world.check(request, history, alone.results[0])
+            counts["sent alone"] += 1
+            counts["same list"] += got.item_ids.tolist() == alone.results[0].item_ids.tolist()
+    with capsys.disabled():
+        sys.stdout.write(f"\n500 concurrent requests: {counts}; {totals}\n")
+    assert counts["ok"] >= 200
+    assert counts["InvalidRequest"] >= 10
+    assert counts["DeadlineExceeded"] >= 1
+    assert counts["same list"] >= 0.95 * counts["sent alone"] > 50
+
+
+def test_a_full_queue_is_resource_exhausted_and_is_not_kept_full(world: World) -> None:
+    config = RuntimeConfig.from_yaml(world.config, ["scheduler.max_queue=4"])
+    request = RecRequest(history_keys=(), searches=(Search(beam_width=8),))
+
+    async def drive(engine: Engine) -> list[Any]:
+        async with (
+            running(engine, config) as (_, target),
+            AsyncRecommendClient(target, timeout_s=60) as client,
+        ):
+            outcomes = await asyncio.gather(*(send(client, request, None) for _ in range(100)))
+            await client.recommend(request)
+            return outcomes
+
+    with Engine.from_config(config) as engine:
+        outcomes = asyncio.run(drive(engine))
+        wait_until_idle(engine)
+    kinds = {type(outcome) for outcome in outcomes}
+    assert kinds == {RecResult, Overloaded}
+
+
+def test_errors_that_need_the_catalogue_name_the_field(world: World, engine: Engine) -> None:
+    ids = np.array([world.catalog.items[0].item_id, 10**9], np.int64)
+    cases: list[tuple[RecRequest, type[Exception], str]] = [
+        (RecRequest(history_item_ids=ids, on_unknown="error"), InvalidRequest, "history_item_ids"),
+        (RecRequest(history_sids=np.zeros((1, 2), np.uint32)), InvalidRequest, "history_sids"),
+        (RecRequest(prompt_token_ids=np.array([64])), InvalidRequest, "prompt_token_ids"),
+        (RecRequest(history_keys=(), searches=(Search(catalog="films"),)), NotFound, "films"),
+        (
+            RecRequest(history_keys=(), searches=(Search(catalog_version="v9"),)),
+            NotFound,
+            "v9",
+        ),
+        (
+            RecRequest(
+                prompt_token_ids=np.array([1]),
+                searches=(Search(rules=Rules(exclude_history=True)),),
+            ),
+            InvalidRequest,
+            "exclude_history",
+        ),
+    ]
+
+    async def drive() -> None:
+        async with (
+            running(engine, engine.config) as (_, target),
+            AsyncRecommendClient(target) as client,
+        ):
+            for request, kind, text in cases:
+                with pytest.raises(kind, match=text):
+                    await client.recommend(request)
+            skipped = await client.recommend(RecRequest(history_item_ids=ids))
+            assert (skipped.num_history_used, skipped.num_history_unknown) == (1, 1)
+            unknown = Search(rules=Rules(require=(("no such tag",),)))
+            empty = await client.recommend(RecRequest(history_keys=(), searches=(unknown,)))
+            assert (empty.results[0].status, empty.results[0].num_items) == ("ok", 0)
+            assert empty.results[0].reason
+
+    asyncio.run(drive())
+    wait_until_idle(engine)
+
+
+def xgr(*arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "xgr_runtime.cli", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def test_the_commands_serve_ask_and_drain_under_load(world: World) -> None:
+    # A batch larger than the load closes only after max_wait_ms: all calls are in the queue when the signal comes.
+    overrides = ["scheduler.max_wait_ms=2000", "scheduler.max_batch_histories=64"]
+    sets = [part for override in overrides for part in ("--set", override)]
+    command = ["serve", "--config", str(world.config), "--log-level", "error", *sets]
+    history = [world.catalog.items[i] for i in (1, 5, 9)]
+    ids = ",".join(str(item.item_id) for item in history)
+    sids = np.array([item.sid for item in history], np.uint32)
+    request = RecRequest(history_sids=sids, searches=(Search(beam_width=4),))
+
+    async def load() -> tuple[list[Any], list[Any], int]:
+        async with AsyncRecommendClient(target, timeout_s=60) as client:
+            calls = [asyncio.ensure_future(send(client, request, None)) for _ in range(40)]
+            await asyncio.sleep(0.7)  # by now the server has received all of them
+            num_open = sum(not call.done() for call in calls)
+            process.send_signal(signal.SIGTERM)
+            await asyncio.sleep(0.3)
+            late = [asyncio.ensure_future(send(client, request, None)) for _ in range(20)]
+            return await asyncio.gather(*calls), await asyncio.gather(*late), num_open
+
+    with serving(["-m", "xgr_runtime.cli", *command]) as (process, target):
+        options = ("--history-ids", ids, "--beam-width", "4", "--json")
+        asked = xgr("client", "--target", target, *options)
+        assert (asked.returncode, asked.stderr) == (0, "")
+        (found,) = json.loads(asked.stdout)["results"]
+        with RecommendClient(target) as client:
+            assert client.wait_until_serving(5)
+        outcomes, late, num_open = asyncio.run(load())
+        _, errors = process.communicate(timeout=30)
+        assert (process.returncode, errors) == (0, "")
+    assert num_open == 40
+    for outcome in outcomes:
+        assert isinstance(outcome, RecResult), outcome
+        assert [i["item_id"] for i in found["items"]] == outcome.results[0].item_ids.tolist()
+    world.check(request, history, outcomes[-1].results[0])
+    assert len(late) == 20
+    assert all(isinstance(o, (EngineClosed, ServiceError)) for o in late), late
+
+
+def absent_device() -> str:
+    """A kind of device that this machine does not have."""
+    for kind in ("npu", "cuda"):
+        try:
+            open_device(kind)
+        except DeviceError:
+            return kind
+    raise AssertionError("this machine has every kind of device")
+
+
+def test_what_cannot_be_loaded_is_exit_code_2_and_one_line(
+    world: World, engine: Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = world.config.parent
+    truncated = folder / "truncated.xgrc"
+    truncated.write_bytes((folder / "items.xgrc").read_bytes()[:-1])
+    with running_in_thread(engine, engine.config) as target:
+        cases = [
+            (("--set", "limits.max_beam_widht=3"), "unknown option limits.max_beam_widht"),
+            (("--port", "70000"), "service.port"),
+            (("--set", f"catalogs.items={truncated}"), "truncated.xgrc"),
+            (("--set", f"catalogs.items={folder / 'none.xgrc'}"), "none.xgrc"),
+            (("--set", f"model.path={folder / 'none'}"), "none"),
+            (("--device", absent_device()), absent_device()),
+            (("--port", target.rpartition(":")[2]), f"cannot listen on {target}"),
+        ]
+        for arguments, text in cases:
+            assert main(["serve", "--config", str(world.config), *arguments]) == 2
+            captured = capsys.readouterr()
+            assert captured.out == ""
+            assert text in captured.err
+            assert captured.err.count("\n") == 1, captured.err
