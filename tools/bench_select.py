@@ -39,6 +39,8 @@ from tools._bench.timing import (
     time_interleaved,
     write_report,
 )
+from tools._bench.trained import trained_work
+from tools.demo.checkpoint import ITEMS_PATH, MODEL_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,8 +147,8 @@ def hub_work(
     return Workload(catalog, 2, [logits], Beams(scores, nodes, nodes, nodes), sizes.width)
 
 
-def run(sizes: Sizes, seed: int = 0) -> dict[str, Any]:
-    """All cases; the keys with a required value come first."""
+def run(sizes: Sizes, seed: int, model_folder: Path, items_path: Path) -> dict[str, Any]:
+    """All cases; the keys with a required value come first. Without a checkpoint the trained case says so."""
     torch.set_num_threads(1)
     rng = np.random.default_rng(seed)
     items = load_catalog(random_sids(sizes, rng), sizes.num_codes)
@@ -158,6 +160,9 @@ def run(sizes: Sizes, seed: int = 0) -> dict[str, Any]:
         "hub_equal": hub_work(hub, sizes, rng, normal_logits, 0.0),
         "hub_peaked_synthetic": hub_work(hub, sizes, rng, peaked_logits, 6.0),
     }
+    has_model = (model_folder / "model.safetensors").is_file()
+    if has_model:
+        works["search_trained"] = trained_work(model_folder, items_path, sizes.width)
     cases = {}
     for name, work in works.items():
         cases[name] = search_case(work, sizes)
@@ -173,6 +178,7 @@ def run(sizes: Sizes, seed: int = 0) -> dict[str, Any]:
         "sizes": vars(sizes),
         "seed": seed,
         "layouts": {"search": items.layouts, "hub": hub.layouts},
+        "trained_model": model_folder.name if has_model else f"not run: no {model_folder}",
         "environment": environment(),
         "cases": cases,
     }
@@ -186,12 +192,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--codes", type=int, default=Sizes.num_codes, help="codes of a level")
     parser.add_argument("--items", type=int, default=Sizes.num_items, help="random items")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--model", type=Path, default=MODEL_FOLDER, help="the demo's checkpoint")
+    parser.add_argument("--model-items", type=Path, default=ITEMS_PATH, help="and its items")
     add_output_arguments(parser)
     args = parser.parse_args(arguments)
     if args.runs < MIN_RUNS:
         parser.error(f"--runs must be at least {MIN_RUNS}, got {args.runs}")
     sizes = Sizes(args.width, args.codes, args.items, runs=args.runs)
-    write_report(run(sizes, args.seed), args)
+    write_report(run(sizes, args.seed, args.model, args.model_items), args)
     return 0
 
 

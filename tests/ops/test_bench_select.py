@@ -12,6 +12,10 @@ import pytest
 from tools import bench_select
 from tools._bench.beam_search import DenseSearch, OpsSearch, check_same_lists, load_catalog
 from tools._bench.timing import Timing, time_interleaved
+from tools.demo.checkpoint import HyperParameters, write_checkpoint
+from tools.demo.network import Network, NetworkConfig
+from tools.demo.semantic_ids import write_items
+from tools.demo.template import VOCAB_SIZE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,8 +71,13 @@ def test_a_different_list_is_noticed() -> None:
 
 def test_report_is_one_json_object(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = tmp_path / "report.json"
+    hyper = HyperParameters()
+    write_checkpoint(tmp_path / "model", Network(NetworkConfig(VOCAB_SIZE), 3), hyper, "", [])
+    sids = np.random.default_rng(0).integers(0, 64, (300, 3)).tolist()
+    write_items(tmp_path / "items.jsonl", dict(enumerate(sids)))
+    model = ["--model", str(tmp_path / "model"), "--model-items", str(tmp_path / "items.jsonl")]
     sizes = ["--width", "24", "--codes", "48", "--items", "900", "--runs", "9"]
-    assert bench_select.main([*sizes, "--json", "--out", str(out)]) == 0
+    assert bench_select.main([*sizes, *model, "--json", "--out", str(out)]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report == json.loads(out.read_text())
     for key in (
@@ -84,6 +93,14 @@ def test_report_is_one_json_object(capsys: pytest.CaptureFixture[str], tmp_path:
     assert [level["max_fanout"] for level in report["layouts"]["hub"]] == [1, 24, 24]
     assert report["cases"]["hub"]["timings"]["ops"]["runs"] == 9
     assert report["environment"]["torch_threads"] == 1
+    assert report["trained_model"] == "model"
+    assert report["cases"]["search_trained"]["ratio"] > 0
+
+
+def test_report_says_when_there_is_no_trained_model(tmp_path: Path) -> None:
+    report = bench_select.run(TINY, 0, tmp_path, tmp_path / "items.jsonl")
+    assert report["trained_model"] == f"not run: no {tmp_path}"
+    assert "search_trained" not in report["cases"]
 
 
 def test_too_few_runs_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
