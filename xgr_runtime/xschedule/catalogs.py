@@ -67,6 +67,7 @@ class CatalogStore:
         """Open, verify and load a file beside the running version; returns its version. Changes nothing on failure."""
         catalog = Catalog.open(path)
         catalog.verify()
+        catalog.prepare()
         if max_levels is not None and catalog.num_levels > max_levels:
             raise CatalogError(
                 f"{path} has {catalog.num_levels} levels; this engine was started for at most {max_levels}; "
