@@ -77,12 +77,8 @@ def test_every_field_and_enum_value_is_explained() -> None:
 
 
 def test_list_messages_are_packed() -> None:
-    messages = pb.DESCRIPTOR.message_types_by_name
-    assert pb.Int64Values(values=[1, 2, 3]).SerializeToString() == b"\x0a\x03\x01\x02\x03"
-    for message, name in (
-        ("Int64Values", "values"),
-        ("SidValues", "values"),
-        ("Search", "beam_widths"),
-        ("SearchResult", "beam_widths"),
-    ):
-        assert messages[message].fields_by_name[name].is_packed
+    """A packed field is one length-delimited record: tag with wire type 2, length, then the numbers."""
+    assert pb.Int64Values(values=[1, 2]).SerializeToString() == b"\x0a\x02\x01\x02"
+    assert pb.SidValues(values=[1, 2]).SerializeToString() == b"\x12\x02\x01\x02"
+    assert pb.Search(beam_widths=[1, 2]).SerializeToString() == b"\x2a\x02\x01\x02"
+    assert pb.SearchResult(beam_widths=[1, 2]).SerializeToString() == b"\x82\x01\x02\x01\x02"

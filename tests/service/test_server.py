@@ -99,16 +99,19 @@ def test_a_drain_that_takes_too_long_cuts_off_and_says_how_many() -> None:
     asyncio.run(main())
 
 
-def test_a_port_in_use_is_refused_with_advice() -> None:
+def test_a_port_in_use_is_refused_with_the_systems_reason(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     async def main() -> None:
         async with running(StandInEngine()) as (_, target):
             port = int(target.rpartition(":")[2])
-            config = RuntimeConfig(service=ServiceConfig(port=port))
-            second = RecommendServer(StandInEngine(), config)
-            with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{port}: .*port"):
-                await second.start()
+            expected = rf"cannot listen on 127\.0\.0\.1:{port}: Address already in use; .*port"
+            with pytest.raises(ConfigError, match=expected):
+                config = RuntimeConfig(service=ServiceConfig(port=port))
+                await RecommendServer(StandInEngine(), config).start()
 
     asyncio.run(main())
+    assert capfd.readouterr().err == ""
 
 
 def test_serving_ends_when_the_engine_stops_by_itself() -> None:

@@ -62,9 +62,14 @@ async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None
         await asyncio.sleep(0.005)
 
 
+def metadata_of(metadata: Any) -> dict[str, Any]:
+    """Metadata as a dict; older grpc gives pairs where a mapping has keys."""
+    return dict(tuple(metadata))
+
+
 def violations(error: Any) -> list[tuple[str, str]]:
     """The violations in the trailing metadata, by field numbers and type URL as google.rpc has them."""
-    data = dict(error.trailing_metadata())["grpc-status-details-bin"]
+    data = metadata_of(error.trailing_metadata())["grpc-status-details-bin"]
     status = status_pb2.RpcStatus.FromString(data)
     assert status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
     assert status.message == error.details()
@@ -95,7 +100,7 @@ def test_request_ids_come_from_message_metadata_or_the_server(
             options = {} if metadata is None else {"metadata": (("x-request-id", metadata),)}
             rpc = stub.Recommend(request(request_id=field), **options)
             reply = await rpc
-            assert dict(await rpc.trailing_metadata())["x-request-id"] == reply.request_id
+            assert metadata_of(await rpc.trailing_metadata())["x-request-id"] == reply.request_id
             seen.append(reply.request_id)
         assert seen[:2] == ["a", "b"]
         assert len(set(seen)) == 4
@@ -104,7 +109,7 @@ def test_request_ids_come_from_message_metadata_or_the_server(
         for request_id in seen:
             assert f"request {request_id} OK in " in caplog.text
         error: Any = await failure(channel, request("raise:Overloaded", request_id="z"))
-        assert dict(error.trailing_metadata())["x-request-id"] == "z"
+        assert metadata_of(error.trailing_metadata())["x-request-id"] == "z"
         assert "request z RESOURCE_EXHAUSTED in " in caplog.text
 
     with_stub(test)
@@ -121,7 +126,7 @@ def test_a_request_id_that_cannot_be_echoed_is_refused(request_id: str) -> None:
                 f"got {len(request_id)} characters",
             )
         ]
-        assert dict(error.trailing_metadata())["x-request-id"].isalnum()
+        assert metadata_of(error.trailing_metadata())["x-request-id"].isalnum()
         too_long = (("x-request-id", "y" * 129),)
         error = await failure(channel, request(), metadata=too_long)
         assert [field for field, _ in violations(error)] == ["metadata x-request-id"]
@@ -156,7 +161,7 @@ def test_errors_of_the_engine_have_their_status(
                 ("searches[0].beam_widths", "expected 3"),
             ]
         else:
-            assert "grpc-status-details-bin" not in dict(error.trailing_metadata())
+            assert "grpc-status-details-bin" not in metadata_of(error.trailing_metadata())
         await call(channel, request())
 
     with_stub(test)

@@ -10,6 +10,7 @@ import asyncio
 import enum
 import logging
 import signal
+import socket
 from collections.abc import Callable
 
 import grpc
@@ -52,14 +53,9 @@ class RecommendServer:
         """Listen; returns the port. Raises ConfigError when the address cannot be bound."""
         add_to_server(self.servicer, self._server)
         await self._health.add_to_server(self._server)
+        check_address(self._config.host, self._config.port)
         address = format_address(self._config.host, self._config.port)
-        try:
-            port = int(self._server.add_insecure_port(address))
-        except RuntimeError as error:
-            raise ConfigError(
-                f"cannot listen on {address}: the address is in use or not of this machine; "
-                "choose another service.port (0 takes a free one) or service.host"
-            ) from error
+        port = int(self._server.add_insecure_port(address))
         await self._server.start()
         await self._health.set_serving()
         return port
@@ -114,6 +110,23 @@ async def serve(
     if engine_closed.is_set():
         return ServeEnd.ENGINE_CLOSED
     return ServeEnd.CUT_OFF if num_cut_off else ServeEnd.DRAINED
+
+
+def check_address(host: str, port: int) -> None:
+    """Bind and release the address, because gRPC's own refusal names no reason. Raises ConfigError with the system's."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen(1)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {format_address(host, port)}: {error.strerror}; "
+            "choose another service.port (0 takes a free one) or service.host"
+        ) from error
 
 
 def format_address(host: str, port: int) -> str:
