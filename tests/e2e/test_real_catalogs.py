@@ -59,15 +59,12 @@ def test_published_catalogs(name: str, tmp_path: Path, shared_data: Path) -> Non
     by_id = items_of(catalog)
     rng = np.random.default_rng(3)
     searches = [
-        Search(beam_width=width, num_results=results, max_items_per_sid=cap, normalization=norm)
-        for width, results, cap, norm in (
-            (1, 1, None, "vocab"),
-            (50, 10, None, "vocab"),
-            (512, 512, 1, "level"),
-            (1000, 1500, None, "valid"),
-            (1024, 5000, None, "vocab"),
-            (1024, 5000, 2, "vocab"),
-        )
+        Search(beam_width=1, num_results=1),
+        Search(beam_width=50, num_results=10),
+        Search(beam_width=512, num_results=512, max_items_per_sid=1, normalization="level"),
+        Search(beam_width=1000, num_results=1500, normalization="valid"),
+        Search(beam_width=1024, num_results=5000),
+        Search(beam_width=1024, num_results=5000, max_items_per_sid=2),
     ]
     config = make_config(model, {"main": file}, limits=WIDE, scheduler=ROWS)
     with make_engine(config) as engine:
