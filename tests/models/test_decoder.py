@@ -37,7 +37,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "theta": 1e6,
     },
     "qwen2-gqa4": {"family": "qwen2", "num_heads": 8, "num_kv_heads": 2, "theta": 1e6},
-    "qwen2-gqa2-tied": {"family": "qwen2", "tie_word_embeddings": True},
+    "qwen2-gqa2-tied": {"family": "qwen2", "tie_word_embeddings": True, "rms_norm_eps": 0.03},
     "llama-gqa2": {"family": "llama"},
     "llama-gqa4-theta-1e6": {"family": "llama", "num_heads": 4, "num_kv_heads": 1, "theta": 1e6},
     "llama-biases-tied": {

@@ -37,6 +37,12 @@ def test_rms_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     assert_near(got, normed(x.double().numpy(), weight.double().numpy()), dtype)
 
 
+def test_eps_counts_where_values_are_small() -> None:
+    x = random(3, 8, dtype=torch.float32) * 1e-3
+    got = rms_norm.reference(x, torch.ones(8), EPS)
+    assert_near(got, normed(x.double().numpy(), np.ones(8)), torch.float32)
+
+
 def test_rms_norm_of_large_fp16_values_does_not_overflow() -> None:
     x = torch.full((1, 8), 30000.0, dtype=torch.float16)
     got = rms_norm.reference(x, torch.ones(8, dtype=torch.float16), EPS)
