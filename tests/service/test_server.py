@@ -106,9 +106,10 @@ def test_a_port_in_use_is_refused_with_the_systems_reason(
         async with running(StandInEngine()) as (_, target):
             port = int(target.rpartition(":")[2])
             expected = rf"cannot listen on 127\.0\.0\.1:{port}: Address already in use; .*port"
+            config = RuntimeConfig(service=ServiceConfig(port=port))
+            second = RecommendServer(StandInEngine(), config)
             with pytest.raises(ConfigError, match=expected):
-                config = RuntimeConfig(service=ServiceConfig(port=port))
-                await RecommendServer(StandInEngine(), config).start()
+                await second.start()
 
     asyncio.run(main())
     assert capfd.readouterr().err == ""
