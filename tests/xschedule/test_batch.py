@@ -1,0 +1,114 @@
+"""A batch is plain data, packed as a plain-Python reading says."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.xschedule.states import Pinned, make_state
+from xgr_runtime.config import SchedulerConfig
+from xgr_runtime.kvcache.allocator import PageAllocator
+from xgr_runtime.xschedule.batch import Batch, BatchOutput, RuleRow, pack_histories
+from xgr_runtime.xschedule.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def make_batch() -> Batch:
+    scheduler = Scheduler(SchedulerConfig(), PageAllocator(100), 4)
+    pinned = Pinned(3)
+    scheduler.add(make_state("a", pinned, num_tokens=5, widths=(3, 1), expression_number=2))
+    scheduler.add(make_state("b", pinned, num_tokens=1, widths=(2, 7), is_excluding=True))
+    scheduled = scheduler.schedule(0.0, is_draining=True)
+    assert scheduled is not None
+    scheduler.complete(scheduled)
+    return scheduled.batch
+
+
+@given(
+    lengths=st.lists(st.integers(1, 20), min_size=1, max_size=6),
+    page_size=st.integers(1, 8),
+    seed=st.integers(0, 1000),
+)
+def test_packing(lengths: list[int], page_size: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    prompts = [rng.integers(0, 1000, n) for n in lengths]
+    counts = [-(-n // page_size) for n in lengths]
+    shuffled = (rng.permutation(sum(counts)) + 1).tolist()
+    pages = [[shuffled.pop() for _ in range(count)] for count in counts]
+    packed = pack_histories(prompts, pages, page_size)
+    tokens, positions, slots, starts = [], [], [], [0]
+    for prompt, owned in zip(prompts, pages, strict=True):
+        for position, token in enumerate(prompt.tolist()):
+            tokens.append(token)
+            positions.append(position)
+            slots.append(owned[position // page_size] * page_size + position % page_size)
+        starts.append(len(tokens))
+    assert packed.token_ids_T.tolist() == tokens
+    assert packed.positions_T.tolist() == positions
+    assert packed.kv_slots_T.tolist() == slots
+    assert len(set(slots)) == len(slots)
+    assert packed.q_start_H1.tolist() == starts
+    assert packed.kv_lens_H.tolist() == lengths
+    for row, owned in zip(packed.page_table_HP.tolist(), pages, strict=True):
+        assert row == owned + [0] * (max(counts) - len(owned))
+    types = (packed.token_ids_T.dtype, packed.q_start_H1.dtype, packed.page_table_HP.dtype)
+    assert [dtype.name for dtype in types] == ["int64", "int32", "int32"]
+
+
+def test_rows_of_searches() -> None:
+    batch = make_batch()
+    assert (batch.num_histories, batch.num_searches, batch.num_levels) == (2, 2, 2)
+    assert batch.row_starts(-1).tolist() == [0, 1, 2]
+    assert batch.row_starts(0).tolist() == [0, 3, 5]
+    assert batch.row_starts(1).tolist() == [0, 1, 8]
+    assert batch.slot_starts().tolist() == [0, 3, 10]
+    assert batch.kind == "full"
+    assert batch.slot_index == 3
+
+
+def test_a_batch_crosses_a_process_border() -> None:
+    batch = make_batch()
+    copy = pickle.loads(pickle.dumps(batch))
+    for one in fields(Batch):
+        assert_equal(getattr(batch, one.name), getattr(copy, one.name))
+        assert_plain(getattr(batch, one.name), one.name)
+    output = BatchOutput(
+        np.zeros((2, 8), np.float32), np.zeros((2, 8), np.int32), np.zeros((2, 8), np.int32),
+        np.zeros(2, np.int32), 3, 1,
+    )  # fmt: skip
+    again = pickle.loads(pickle.dumps(output))
+    assert again.scores_LN.dtype == np.float32
+    assert again.num_rows == 3
+
+
+def assert_equal(one: Any, two: Any) -> None:
+    if isinstance(one, np.ndarray):
+        assert one.dtype == two.dtype
+        assert np.array_equal(one, two)
+    elif isinstance(one, tuple):
+        assert len(one) == len(two)
+        for a, b in zip(one, two, strict=True):
+            assert_equal(a, b)
+    elif isinstance(one, RuleRow):
+        assert_equal((one.row, one.scratch, one.cleared), (two.row, two.scratch, two.cleared))
+    else:
+        assert one == two
+
+
+def assert_plain(value: Any, name: str) -> None:
+    """Arrays, numbers, names, and tuples and frozen dataclasses of them: nothing that belongs to one process."""
+    if isinstance(value, tuple):
+        for element in value:
+            assert_plain(element, name)
+    elif hasattr(value, "__dataclass_fields__"):
+        for one in fields(value):
+            assert_plain(getattr(value, one.name), f"{name}.{one.name}")
+    else:
+        assert isinstance(value, np.ndarray | int | str | None), (name, type(value))

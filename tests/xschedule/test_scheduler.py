@@ -1,0 +1,325 @@
+"""The scheduler under drawn traffic: capacities, order, waiting, expiry, groups, rule rows, pages."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.xschedule.states import Pinned, expression, make_state
+from xgr_runtime.config import SchedulerConfig
+from xgr_runtime.errors import DeadlineExceeded, Overloaded
+from xgr_runtime.kvcache.allocator import PageAllocator
+from xgr_runtime.xschedule.scheduler import Scheduler, fail_expired
+
+if TYPE_CHECKING:
+    from xgr_runtime.types import Normalization
+    from xgr_runtime.xbeam.rules import TagExpression
+    from xgr_runtime.xschedule.request import RequestState
+    from xgr_runtime.xschedule.scheduler import Scheduled
+
+PAGE = 4
+CONFIG = SchedulerConfig(
+    max_queue=50, max_batch_histories=3, max_batch_tokens=24, max_batch_rows=20, max_wait_ms=10.0
+)
+NUM_PAGES = 1 + 9  # a history of 24 tokens takes six: pages are the tightest capacity at times
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One request of the traffic; cancel_after_s from its arrival, when it is still queued."""
+
+    gap_s: float
+    num_tokens: int
+    widths: tuple[int, int]
+    slot: int
+    normalization: Normalization
+    deadline_after_s: float | None
+    cancel_after_s: float | None
+    expression_number: int
+    is_excluding: bool
+
+
+arrivals = st.builds(
+    Arrival,
+    gap_s=st.sampled_from([0.0, 0.001, 0.004, 0.02]),
+    num_tokens=st.integers(1, 24),
+    widths=st.tuples(st.integers(1, 20), st.integers(1, 20)),
+    slot=st.integers(0, 1),
+    normalization=st.sampled_from(["vocab", "level"]),
+    deadline_after_s=st.none() | st.sampled_from([0.005, 0.05, 0.5, 30.0]),
+    cancel_after_s=st.none() | st.sampled_from([0.002, 0.03]),
+    expression_number=st.integers(0, 5),
+    is_excluding=st.booleans(),
+)
+
+
+@dataclass
+class Simulation:
+    """One device, a clock, and a check of every batch against what the contract says of it."""
+
+    pinned: list[Pinned] = field(default_factory=lambda: [Pinned(0, 3), Pinned(1, 9)])
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.allocator = PageAllocator(NUM_PAGES)
+        self.scheduler = Scheduler(CONFIG, self.allocator, PAGE)
+        self.queued: list[RequestState] = []
+        self.ran: list[RequestState] = []
+        self.expired: list[RequestState] = []
+        self.cancelled: list[RequestState] = []
+        self.rows: dict[tuple[int, int], TagExpression] = {}
+
+    def add(self, number: int, arrival: Arrival) -> RequestState:
+        state = make_state(
+            str(number),
+            self.pinned[arrival.slot],
+            num_tokens=arrival.num_tokens,
+            widths=arrival.widths,
+            normalization=arrival.normalization,
+            arrival_s=self.now,
+            deadline_s=None
+            if arrival.deadline_after_s is None
+            else self.now + arrival.deadline_after_s,
+            expression_number=arrival.expression_number,
+            is_excluding=arrival.is_excluding,
+        )
+        self.scheduler.add(state)
+        self.queued.append(state)
+        return state
+
+    def step(self, run_s: float, *, is_draining: bool = False) -> bool:
+        """Expire, schedule, check, run; whether a batch ran."""
+        for state in self.scheduler.expire(self.now):
+            assert state.request.deadline_s is not None
+            assert state.request.deadline_s <= self.now
+            self.queued.remove(state)
+            self.expired.append(state)
+        assert all(
+            s.request.deadline_s is None or s.request.deadline_s > self.now for s in self.queued
+        )
+        scheduled = self.scheduler.schedule(self.now, is_draining=is_draining)
+        if scheduled is None:
+            oldest = min((s.arrival_s for s in self.queued), default=np.inf)
+            assert self.now < oldest + CONFIG.max_wait_ms / 1e3, "the longest wait is honoured"
+            return False
+        self.check(scheduled)
+        for state in scheduled.states:
+            self.queued.remove(state)
+            self.ran.append(state)
+        assert self.scheduler.num_queued == len(self.queued)
+        self.now += run_s
+        self.scheduler.complete(scheduled)
+        assert self.allocator.num_used == 0
+        return True
+
+    def check(self, scheduled: Scheduled) -> None:
+        batch, states = scheduled.batch, scheduled.states
+        assert 1 <= len(states) <= CONFIG.max_batch_histories
+        assert sum(s.num_tokens for s in states) <= CONFIG.max_batch_tokens
+        assert sum(max(s.searches[0].widths) for s in states) <= CONFIG.max_batch_rows
+        assert {(s.searches[0].pinned.slot_index, s.searches[0].normalization) for s in states} == {
+            (batch.slot_index, batch.normalization)
+        }
+        assert batch.request_ids == tuple(s.request.request_id for s in states)
+        self.check_order(states)
+        self.check_pages(states)
+        self.check_rules(scheduled)
+
+    def check_order(self, states: tuple[RequestState, ...]) -> None:
+        """The most urgent request of all first; then its group in the order of urgency, nobody overtaken."""
+        by_urgency = sorted(self.queued, key=lambda s: (s.due_s, s.arrival_s))
+        group = states[0].searches[0].group
+        same_group = [s for s in by_urgency if s.searches[0].group == group]
+        assert by_urgency[0] is states[0]
+        assert list(states) == same_group[: len(states)]
+
+    def check_pages(self, states: tuple[RequestState, ...]) -> None:
+        pages = [page for s in states for page in s.pages]
+        assert len(set(pages)) == len(pages)
+        assert 0 not in pages, "the null page belongs to padding"
+        assert all(len(s.pages) == -(-s.num_tokens // PAGE) for s in states)
+        assert self.allocator.num_used == len(pages)
+
+    def check_rules(self, scheduled: Scheduled) -> None:
+        """Each search reads a row that holds its expression after the batch's writes, and a scratch row of its own."""
+        batch = scheduled.batch
+        for row, loaded in batch.rule_loads:
+            assert row != 0, "row 0 is everything alive"
+            self.rows[batch.slot_index, row] = loaded
+        scratch = []
+        for rule, state in zip(batch.rules, scheduled.states, strict=True):
+            held = self.rows.get((batch.slot_index, rule.row), expression(0))
+            assert held == state.searches[0].expression
+            assert (rule.scratch is not None) == state.searches[0].is_excluding
+            scratch += [] if rule.scratch is None else [rule.scratch]
+        assert scratch == list(range(len(scratch)))
+
+
+@given(traffic=st.lists(arrivals, max_size=40), run_s=st.sampled_from([0.0, 0.003, 0.05]))
+def test_every_batch_keeps_the_contract(traffic: list[Arrival], run_s: float) -> None:
+    sim = Simulation()
+    cancels: list[tuple[float, RequestState]] = []
+    for number, arrival in enumerate(traffic):
+        sim.now += arrival.gap_s
+        state = sim.add(number, arrival)
+        if arrival.cancel_after_s is not None:
+            cancels.append((sim.now + arrival.cancel_after_s, state))
+        for due, cancelled in [pair for pair in cancels if pair[0] <= sim.now]:
+            cancels.remove((due, cancelled))
+            was_queued = cancelled in sim.queued
+            assert sim.scheduler.discard(cancelled) == was_queued
+            if was_queued:
+                sim.queued.remove(cancelled)
+                sim.cancelled.append(cancelled)
+        sim.step(run_s)
+    for _ in range(3 * len(traffic) + 1):
+        if not sim.queued:
+            break
+        wait = sim.scheduler.wait_s(sim.now)
+        assert wait is not None
+        num_left = len(sim.queued)
+        sim.now += wait
+        sim.step(run_s)
+        assert len(sim.queued) < num_left, "after the announced wait something runs or expires"
+    assert not sim.queued
+    assert sim.scheduler.wait_s(sim.now) is None
+    ends = [*sim.ran, *sim.expired, *sim.cancelled]
+    assert sorted(int(s.request.request_id) for s in ends) == list(range(len(traffic)))
+    sim.allocator.check_conservation()
+    assert sim.allocator.num_free == NUM_PAGES - 1
+
+
+def plain(**changes: object) -> Arrival:
+    values = {
+        "gap_s": 0.0, "num_tokens": 4, "widths": (2, 2), "slot": 0, "normalization": "vocab",
+        "deadline_after_s": None, "cancel_after_s": None, "expression_number": 0,
+        "is_excluding": False,
+    }  # fmt: skip
+    return Arrival(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_a_flood_of_urgent_requests_starves_no_one() -> None:
+    """Ten urgent requests of another group arrive with every batch; the patient one runs when its patience ends."""
+    for deadline in (None, 3600.0):
+        sim = Simulation()
+        patient = sim.add(-1, plain(slot=1, deadline_after_s=deadline))
+        number = 0
+        while patient not in sim.ran:
+            for _ in range(10 - len(sim.queued) + 1):
+                sim.add(number, plain(deadline_after_s=0.2))
+                number += 1
+            sim.step(0.05)
+            assert sim.now < 1.2, f"still waiting at {sim.now:.2f} s with deadline {deadline}"
+        assert sim.now >= 0.8, "more urgent ones went first"
+
+
+def test_a_large_request_is_not_overtaken_for_ever() -> None:
+    """Small requests would always fit beside a batch; the large one waits for its own turn, not for silence."""
+    sim = Simulation()
+    large = sim.add(0, plain(num_tokens=24, widths=(20, 20)))
+    for number in range(1, 20):
+        sim.add(number, plain())
+    sim.now = 0.01
+    assert sim.step(0.01)
+    assert sim.ran == [large]
+
+
+def test_a_full_batch_does_not_wait() -> None:
+    sim = Simulation()
+    sim.add(0, plain())
+    sim.add(1, plain())
+    assert not sim.step(0.0)
+    sim.add(2, plain())
+    assert sim.step(0.0)
+    assert len(sim.ran) == 3
+
+
+@pytest.mark.parametrize(
+    "changes", [{"num_tokens": 12}, {"widths": (1, 10)}, {"num_tokens": 17}], ids=str
+)
+def test_each_capacity_closes_a_batch(changes: dict[str, object]) -> None:
+    """Two of these fill tokens or rows; of the third kind only one fits into the pages."""
+    sim = Simulation()
+    for number in range(3):
+        sim.add(number, plain(**changes))
+    assert sim.step(0.0)
+    assert len(sim.ran) == (1 if changes.get("num_tokens") == 17 else 2)
+
+
+def test_draining_closes_batches_at_once() -> None:
+    sim = Simulation()
+    sim.add(0, plain())
+    assert not sim.step(0.0)
+    assert sim.step(0.0, is_draining=True)
+
+
+def test_the_announced_wait() -> None:
+    sim = Simulation()
+    assert sim.scheduler.wait_s(0.0) is None
+    sim.add(0, plain())
+    assert sim.scheduler.wait_s(0.0) == pytest.approx(0.010)
+    assert sim.scheduler.wait_s(0.004) == pytest.approx(0.006)
+    sim.add(1, plain(deadline_after_s=0.003))
+    assert sim.scheduler.wait_s(0.0) == pytest.approx(0.003)
+    assert sim.scheduler.wait_s(1.0) == 0.0
+
+
+def test_a_full_queue_refuses() -> None:
+    sim = Simulation()
+    for number in range(CONFIG.max_queue):
+        sim.add(number, plain())
+    with pytest.raises(Overloaded, match=r"50 requests, scheduler\.max_queue is 50"):
+        sim.add(99, plain())
+    assert sim.scheduler.num_queued == CONFIG.max_queue
+    assert len(sim.scheduler.take_all()) == CONFIG.max_queue
+    assert sim.scheduler.num_queued == 0
+
+
+def test_a_failed_batch_forgets_what_it_may_not_have_written() -> None:
+    sim = Simulation()
+    first = sim.add(0, plain(expression_number=1))
+    scheduled = sim.scheduler.schedule(0.0, is_draining=True)
+    assert scheduled is not None
+    assert [e for _, e in scheduled.batch.rule_loads] == [first.searches[0].expression]
+    sim.scheduler.complete(scheduled, has_failed=True)
+    sim.queued.clear()
+    for has_to_write in (True, False):
+        sim.add(1, plain(expression_number=1))
+        scheduled = sim.scheduler.schedule(0.0, is_draining=True)
+        assert scheduled is not None
+        assert bool(scheduled.batch.rule_loads) == has_to_write
+        sim.scheduler.complete(scheduled)
+
+
+def test_expired_requests_hear_how_long_they_waited() -> None:
+    heard: list[Exception] = []
+    state = make_state("late", Pinned(0), arrival_s=1.0, deadline_s=1.25)
+    fail_expired([state], 1.25, lambda _, error: heard.append(error))
+    (error,) = heard
+    assert isinstance(error, DeadlineExceeded)
+    assert str(error) == "the deadline passed after 250 ms in the queue"
+
+
+def test_batches_are_numbered() -> None:
+    sim = Simulation()
+    numbers = []
+    for number in range(3):
+        sim.add(number, plain())
+        scheduled = sim.scheduler.schedule(0.0, is_draining=True)
+        assert scheduled is not None
+        sim.scheduler.complete(scheduled)
+        numbers.append(scheduled.batch.batch_id)
+    assert all(one < two for one, two in itertools.pairwise(numbers))
+
+
+def test_no_torch_is_needed() -> None:
+    code = "import sys; import xgr_runtime.xschedule.scheduler; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
