@@ -1,6 +1,7 @@
 """Both entry points of the decoder against transformers' full forward pass on the same checkpoint."""
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,25 @@ def test_sixteen_bit_models_equal_transformers(
     check_both_paths(model, reference, first_position, dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_sixteen_bit_errors_are_no_larger_than_those_of_transformers(
+    tmp_path: Path, variant: str, dtype: torch.dtype
+) -> None:
+    """Both against transformers in fp32 on the same rounded weights, root mean square over all logits."""
+    reference = make_checkpoint(tmp_path, **VARIANTS[variant], dtype=dtype)
+    exact = type(reference).from_pretrained(
+        tmp_path, dtype=torch.float32, attn_implementation="eager"
+    )
+    ours, theirs = [], []
+    for logits_V, sequence in both_paths(load_model(tmp_path, CPU, dtype), 0, REFERENCE_OPS):
+        expected_V = expected_logits(exact, sequence)[-1]
+        ours.append(logits_V - expected_V)
+        theirs.append(expected_logits(reference, sequence)[-1] - expected_V)
+    ratio = torch.cat(ours).square().mean().sqrt() / torch.cat(theirs).square().mean().sqrt()
+    assert ratio < 1.3
+
+
 def check_both_paths(
     model: Any,
     reference: Any,
@@ -89,11 +109,19 @@ def check_both_paths(
     dtype: torch.dtype,
     ops: Any = REFERENCE_OPS,
 ) -> None:
+    for logits_V, sequence in both_paths(model, first_position, ops):
+        expected_V = expected_logits(reference, sequence, first_position)[-1]
+        assert_logits(logits_V[None], expected_V[None], dtype)
+
+
+def both_paths(
+    model: Any, first_position: int, ops: Any
+) -> Iterator[tuple[torch.Tensor, list[int]]]:
+    """(logits fp32 [V], the whole sequence they follow) of a prefill, then of two steps of several beams."""
     batch = PackedBatch(model, HISTORIES, first_position=first_position)
     hidden = model.context(ops, batch.context_inputs(), batch.kv)
     for h, history in enumerate(HISTORIES):
-        expected = expected_logits(reference, history, first_position)[-1]
-        assert_logits(head_logits(model, hidden[h : h + 1]), expected[None], dtype)
+        yield head_logits(model, hidden[h]), history
 
     first = [[11, 12, 13], [14, 15], [16, 17, 18, 19]]
     second = [[21, 22, 23], [24, 25], [26, 27, 28, 29]]
@@ -104,9 +132,8 @@ def check_both_paths(
         row = 0
         for h, history in enumerate(HISTORIES):
             for beam in range(len(first[h])):
-                sequence = [*history, first[h][beam], second[h][beam]][: len(history) + round_]
-                expected = expected_logits(reference, sequence, first_position)[-1]
-                assert_logits(head_logits(model, hidden[row : row + 1]), expected[None], dtype)
+                path = [first[h][beam], second[h][beam]][:round_]
+                yield head_logits(model, hidden[row]), [*history, *path]
                 row += 1
 
 

@@ -242,7 +242,7 @@ def test_no_keys_or_values_are_allocated(reorder: Reorder) -> None:
 
     case.slot_in.copy_(case.slot_out)
     with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
     ) as profile:
         reorder(
             case.kv,
