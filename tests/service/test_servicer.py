@@ -205,8 +205,8 @@ def test_all_violations_of_a_request_come_back_at_once() -> None:
         error: Any = await failure(channel, message)
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert [field for field, _ in violations(error)] == [
-            "history",
             "history_sids.values_le",
+            "history",
             "searches[0].beam_width",
             "searches[0].num_results",
         ]

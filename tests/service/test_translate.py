@@ -248,8 +248,8 @@ def test_all_faults_are_collected() -> None:
         request_from_proto(message, LIMITS, "", None, found)
     assert [field for field, _ in caught.value.violations] == [
         "request_id",
-        "history",
         "history_item_ids.values_le",
+        "history",
         "searches[0].beam_width",
         "searches[1].num_results",
         "searches[1].rules.exclude_tags[0]",

@@ -6,7 +6,7 @@ checks the rest (levels, token ids, names of catalogues).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -58,46 +58,9 @@ def request_from_proto(
     request_id and deadline_s (seconds of `time.monotonic()`) come from the call. `found` may hold faults already (of the
     request id). Raises InvalidRequest with all violations.
     """
-    given = [name for name in INPUTS if message.HasField(name)]
-    if len(given) != 1:
-        found.add(
-            "history", f"exactly one of {', '.join(INPUTS)} must be given, got {_names(given)}"
-        )
-    item_ids = keys = sids = tokens = None
-    if "history_item_ids" in given:
-        item_ids = read_int64(
-            message.history_item_ids,
-            "history_item_ids",
-            "max_input_items",
-            limits.max_input_items,
-            found,
-        )
-    if "history_keys" in given:
-        keys = _read_strings(
-            message.history_keys.values,
-            "history_keys",
-            "max_input_items",
-            limits.max_input_items,
-            found,
-        )
-    if "history_sids" in given:
-        sids = read_sids(
-            message.history_sids, "history_sids", "max_input_items", limits.max_input_items, found
-        )
-    if "prompt_token_ids" in given:
-        tokens = read_int64(
-            message.prompt_token_ids,
-            "prompt_token_ids",
-            "max_prompt_tokens",
-            limits.max_prompt_tokens,
-            found,
-        )
     request = RecRequest(
         request_id=request_id,
-        history_item_ids=item_ids,
-        history_keys=keys,
-        history_sids=sids,
-        prompt_token_ids=tokens,
+        **_read_inputs(message, limits, found),
         searches=_read_searches(message, limits, found),
         on_overflow=_read_enum(message.on_overflow, ON_OVERFLOW, "on_overflow", found),
         on_unknown=_read_enum(message.on_unknown, ON_UNKNOWN, "on_unknown", found),
@@ -137,6 +100,32 @@ def request_to_proto(request: RecRequest) -> pb.RecommendRequest:
         message.prompt_token_ids.SetInParent()
     found.raise_if_any()
     return message
+
+
+def _read_inputs(
+    message: pb.RecommendRequest, limits: LimitsConfig, found: Violations
+) -> dict[str, Any]:
+    """The inputs that are present, by field name; one is right."""
+    items = ("max_input_items", limits.max_input_items)
+    tokens = ("max_prompt_tokens", limits.max_prompt_tokens)
+    given: dict[str, Any] = {}
+    if message.HasField("history_item_ids"):
+        name = "history_item_ids"
+        given[name] = read_int64(message.history_item_ids, name, *items, found)
+    if message.HasField("history_keys"):
+        name = "history_keys"
+        given[name] = _read_strings(message.history_keys.values, name, *items, found)
+    if message.HasField("history_sids"):
+        name = "history_sids"
+        given[name] = read_sids(message.history_sids, name, *items, found)
+    if message.HasField("prompt_token_ids"):
+        name = "prompt_token_ids"
+        given[name] = read_int64(message.prompt_token_ids, name, *tokens, found)
+    if len(given) != 1:
+        found.add(
+            "history", f"exactly one of {', '.join(INPUTS)} must be given, got {_names(given)}"
+        )
+    return given
 
 
 def _read_searches(
