@@ -92,7 +92,7 @@ class Engine:
         self._scheduler = Scheduler(config.scheduler, self.allocator, page_size)
         self._wake = threading.Condition()
         self._num_waiting = 0
-        self._num_running = 0
+        self._running: tuple[RequestState, ...] = ()
         self._is_draining = False
         self._is_closed = False
         self._failure: BaseException | None = None
@@ -218,7 +218,7 @@ class Engine:
         with self._wake:
             self._is_draining = True
             self._wake.notify_all()
-            while self._num_waiting or self._num_running:
+            while self._num_waiting or self._running:
                 left = end - time.monotonic()
                 if left <= 0 or self._failure is not None:
                     return False
@@ -326,7 +326,7 @@ class Engine:
                 if not expired and not self._is_closed:
                     scheduled = self._scheduler.schedule(now, is_draining=self._is_draining)
                 if scheduled is not None:
-                    self._num_running += len(scheduled.states)
+                    self._running = scheduled.states
                     return scheduled
                 if not expired:
                     if self._is_closed:
@@ -363,7 +363,7 @@ class Engine:
         for state, outcome in zip(scheduled.states, outcomes, strict=True):
             _resolve(state.future, outcome)
         with self._wake:
-            self._num_running -= len(scheduled.states)
+            self._running = ()
             self._wake.notify_all()
 
     def _result(
@@ -383,14 +383,16 @@ class Engine:
         )
 
     def _fail(self, error: BaseException) -> None:
-        """Fail everything that waits; used when the loop ends."""
+        """Fail everything that waits, and what was running when the loop died; used when the loop ends."""
         with self._wake:
             if not isinstance(error, EngineClosed):
                 self._failure = error
-            states = self._scheduler.take_all()
+            states = [*self._running, *self._scheduler.take_all()]
+            self._running = ()
             self._wake.notify_all()
         for state in states:
-            _resolve(state.future, EngineClosed(str(error)))
+            if not state.future.done():
+                _resolve(state.future, EngineClosed(str(error)))
 
     def _drop_graphs(self, slot_index: int) -> None:
         self.worker.graphs.drop(

@@ -1,0 +1,512 @@
+"""The engine's ends: overload, deadlines, cancellation, draining, closing, failure, from threads and from asyncio.
+
+Time does not decide anything here: the worker's `run` is held at a gate until the test has seen what it wants to see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from tests.helpers.catalogs import TAGS, random_catalog, scattered_tokens
+from tests.helpers.engines import (
+    Oracle,
+    loaded_catalog,
+    make_config,
+    make_engine,
+    record_batches,
+    request_of,
+    same_bits,
+    write_catalog,
+)
+from tests.helpers.tiny_models import TinyShape, write_tiny_model
+from xgr_runtime.config import LimitsConfig, SchedulerConfig, TemplateConfig
+from xgr_runtime.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    DeviceError,
+    EngineClosed,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+)
+from xgr_runtime.types import RecRequest, RecResult, Rules, Search
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from xgr_runtime import Engine, RuntimeConfig
+    from xgr_runtime.xschedule.batch import Batch, BatchOutput
+
+VOCAB = 48
+TIMEOUT_S = 60.0
+QUEUE = 6
+
+
+@pytest.fixture(scope="module")
+def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
+    folder = tmp_path_factory.mktemp("model")
+    catalog = random_catalog(4, 200, scattered_tokens([6, 7, 8], VOCAB, seed=1))
+    return Oracle(write_tiny_model(folder, "qwen3", TinyShape(vocab_size=VOCAB)), catalog)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory, oracle: Oracle) -> RuntimeConfig:
+    file = write_catalog(tmp_path_factory.mktemp("catalog") / "items.xgr", oracle.catalog)
+    return make_config(
+        oracle.folder,
+        {"main": file},
+        limits=LimitsConfig(max_prompt_tokens=64, max_beam_width=64),
+        scheduler=SchedulerConfig(
+            max_queue=QUEUE,
+            max_batch_histories=2,
+            max_batch_tokens=128,
+            max_batch_rows=128,
+            max_wait_ms=0.0,
+        ),
+    )
+
+
+@pytest.fixture
+def engine(config: RuntimeConfig) -> Iterator[Engine]:
+    with make_engine(config) as engine:
+        yield engine
+
+
+class Gate:
+    """Holds every batch before it runs until `open`; `entered` counts the batches that came."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._is_open = threading.Event()
+        self.entered = threading.Semaphore(0)
+        self.batches: list[Batch] = []
+        run = engine.worker.run
+
+        def gated(batch: Batch) -> BatchOutput:
+            self.batches.append(batch)
+            self.entered.release()
+            assert self._is_open.wait(TIMEOUT_S)
+            return run(batch)
+
+        engine.worker.run = gated  # type: ignore[method-assign]
+
+    def wait_for_batch(self) -> None:
+        assert self.entered.acquire(timeout=TIMEOUT_S)
+
+    def open(self) -> None:
+        self._is_open.set()
+
+
+@pytest.fixture
+def gate(engine: Engine) -> Iterator[Gate]:
+    gate = Gate(engine)
+    yield gate
+    gate.open()
+
+
+def history(oracle: Oracle, first: int = 0) -> list[int]:
+    return [item.item_id for item in oracle.catalog.items[first : first + 3]]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def is_idle(engine: Engine) -> bool:
+    described = engine.describe()
+    pins = sum(
+        v["num_pins"] for c in described["catalogs"].values() for v in c["versions"].values()
+    )
+    return (described["num_waiting"], pins, engine.allocator.num_used) == (0, 0, 0)
+
+
+def test_a_request_that_is_refused_costs_nothing(engine: Engine, oracle: Oracle) -> None:
+    with pytest.raises(InvalidRequest, match="exactly one of"):
+        engine.submit_future(RecRequest()).result(TIMEOUT_S)
+    with pytest.raises(NotFound, match="'other' is not loaded"):
+        engine.recommend([request_of("", history(oracle), Search(catalog="other"))])
+    wait_until(lambda: is_idle(engine))
+
+
+def test_a_search_wider_than_any_batch_is_refused_by_name(config: RuntimeConfig) -> None:
+    small = replace(config, cache=replace(config.cache, num_pages=3))
+    with make_engine(small) as engine:
+        prompt = RecRequest(prompt_token_ids=np.zeros(64, np.int64))
+        with pytest.raises(InvalidRequest, match=r"needs 4 KV pages, cache.num_pages gives 2"):
+            engine.recommend([prompt])
+        assert engine.recommend([RecRequest(prompt_token_ids=np.zeros(32, np.int64))])
+        wait_until(lambda: is_idle(engine))
+
+
+def test_overload_is_refused_at_once_and_passes(engine: Engine, gate: Gate, oracle: Oracle) -> None:
+    futures = [engine.submit_future(request_of(str(i), history(oracle))) for i in range(QUEUE)]
+    with pytest.raises(Overloaded, match=rf"{QUEUE} requests are waiting, scheduler\.max_queue"):
+        engine.submit_future(request_of("one more", history(oracle)))
+    gate.open()
+    for future in futures:
+        assert future.result(TIMEOUT_S).results[0].num_items == 10
+    wait_until(lambda: is_idle(engine))
+    assert engine.recommend([request_of("later", history(oracle))])
+
+
+def test_recommend_takes_more_requests_than_the_queue_holds(engine: Engine, oracle: Oracle) -> None:
+    ids = [item.item_id for item in oracle.catalog.items]
+    requests = [
+        request_of(str(i), ids[i : i + 1 + i % 5], Search(beam_width=1 + i % 20))
+        for i in range(5 * QUEUE + 1)
+    ]
+    with ThreadPoolExecutor(3) as pool:
+        # Three callers share one queue: each waits for room, none is refused.
+        answers = list(pool.map(engine.recommend, [requests] * 3))
+    for replies in answers:
+        assert [reply.request_id for reply in replies] == [r.request_id for r in requests]
+    wait_until(lambda: is_idle(engine))
+
+
+def test_a_deadline_passes_in_the_queue(engine: Engine, gate: Gate, oracle: Oracle) -> None:
+    running = engine.submit_future(request_of("running", history(oracle)))
+    gate.wait_for_batch()
+    late = engine.submit_future(
+        request_of("late", history(oracle), deadline_s=time.monotonic() + 0.02)
+    )
+    patient = engine.submit_future(
+        request_of("patient", history(oracle), deadline_s=time.monotonic() + 1000.0)
+    )
+    wait_until(lambda: engine._scheduler.num_queued == 2)
+    time.sleep(0.03)
+    gate.open()
+    with pytest.raises(DeadlineExceeded, match=r"the deadline passed after \d+ ms in the queue"):
+        late.result(TIMEOUT_S)
+    assert running.result(TIMEOUT_S).request_id == "running"
+    assert patient.result(TIMEOUT_S).request_id == "patient"
+    assert all("late" not in batch.request_ids for batch in gate.batches)
+    wait_until(lambda: is_idle(engine))
+
+
+def test_a_deadline_of_the_past_is_told_without_running(engine: Engine, oracle: Oracle) -> None:
+    request = request_of("past", history(oracle), deadline_s=time.monotonic() - 1.0)
+    with pytest.raises(DeadlineExceeded):
+        engine.recommend([request])
+    wait_until(lambda: is_idle(engine))
+
+
+def test_cancelling_a_queued_request_frees_its_place(
+    engine: Engine, gate: Gate, oracle: Oracle
+) -> None:
+    running = engine.submit_future(request_of("running", history(oracle)))
+    gate.wait_for_batch()
+    queued = [engine.submit_future(request_of(f"q{i}", history(oracle))) for i in range(QUEUE - 1)]
+    wait_until(lambda: engine._scheduler.num_queued == QUEUE - 1)
+    with pytest.raises(Overloaded):
+        engine.submit_future(request_of("refused", history(oracle)))
+    assert queued[2].cancel()
+    accepted = engine.submit_future(request_of("accepted", history(oracle)))
+    gate.open()
+    assert accepted.result(TIMEOUT_S).results[0].num_items == 10
+    assert running.result(TIMEOUT_S)
+    with pytest.raises(CancelledError):
+        queued[2].result(TIMEOUT_S)
+    for future in (*queued[:2], *queued[3:]):
+        assert future.result(TIMEOUT_S)
+    assert all("q2" not in batch.request_ids for batch in gate.batches)
+    wait_until(lambda: is_idle(engine))
+
+
+def test_cancelling_a_running_request_keeps_its_mates_and_its_version(
+    engine: Engine, gate: Gate, oracle: Oracle, tmp_path: Path
+) -> None:
+    first = engine.submit_future(request_of("first", history(oracle)))
+    gate.wait_for_batch()
+    gone = engine.submit_future(request_of("gone", history(oracle)))
+    mate = engine.submit_future(request_of("mate", history(oracle)))
+    wait_until(lambda: engine._scheduler.num_queued == 2)
+    assert first.cancel()
+    assert engine.allocator.num_used > 0, "the batch still runs on its pages"
+    (version,) = engine.describe()["catalogs"]["main"]["versions"].values()
+    assert version["num_pins"] == 3, "and on its version"
+    gate.open()
+    gate.wait_for_batch()
+    gone.cancel()
+    assert mate.result(TIMEOUT_S).results[0].num_items == 10
+    with pytest.raises(CancelledError):
+        first.result(TIMEOUT_S)
+    wait_until(lambda: is_idle(engine))
+
+
+def test_cancelling_before_it_is_prepared(engine: Engine, oracle: Oracle) -> None:
+    prepare = engine._intake.prepare
+    entered, go_on = threading.Event(), threading.Event()
+
+    def slow(request: RecRequest, now: float) -> object:
+        entered.set()
+        assert go_on.wait(TIMEOUT_S)
+        return prepare(request, now)
+
+    object.__setattr__(engine._intake, "prepare", slow)
+    in_intake = engine.submit_future(request_of("in intake", history(oracle)))
+    behind = engine.submit_future(request_of("behind", history(oracle)))
+    assert entered.wait(TIMEOUT_S)
+    assert in_intake.cancel()
+    assert behind.cancel()
+    go_on.set()
+    wait_until(lambda: is_idle(engine))
+    object.__setattr__(engine._intake, "prepare", prepare)
+    assert engine.recommend([request_of("after", history(oracle))])
+
+
+def test_a_storm_of_cancellations(engine: Engine, oracle: Oracle) -> None:
+    """Cancelled at any moment by another thread: each future ends once, nothing is lost."""
+    rng = np.random.default_rng(0)
+    alone = {n: engine.recommend([request_of("", history(oracle, n))])[0] for n in range(5)}
+    futures: list[tuple[int, Future[RecResult]]] = []
+    for turn in range(120):
+        n = turn % 5
+        try:
+            futures.append((n, engine.submit_future(request_of(str(turn), history(oracle, n)))))
+        except Overloaded:
+            time.sleep(0.002)
+        if futures and rng.random() < 0.6:
+            futures[int(rng.integers(len(futures)))][1].cancel()
+    num_answered = 0
+    for n, future in futures:
+        try:
+            got = future.result(TIMEOUT_S)
+        except CancelledError:
+            continue
+        num_answered += 1
+        assert got.results[0].item_ids.tolist() == alone[n].results[0].item_ids.tolist()
+    assert num_answered > 0
+    wait_until(lambda: is_idle(engine))
+
+
+def test_drain_finishes_what_was_accepted(engine: Engine, gate: Gate, oracle: Oracle) -> None:
+    futures = [engine.submit_future(request_of(str(i), history(oracle))) for i in range(4)]
+    gate.wait_for_batch()
+    assert not engine.drain(0.01)
+    with pytest.raises(EngineClosed, match="accepts no requests"):
+        engine.submit_future(request_of("late", history(oracle)))
+    gate.open()
+    assert engine.drain(TIMEOUT_S)
+    assert all(future.done() for future in futures)
+    assert all(future.result().results[0].num_items == 10 for future in futures)
+    assert is_idle(engine)
+
+
+def test_close_answers_everyone(engine: Engine, gate: Gate, oracle: Oracle) -> None:
+    running = engine.submit_future(request_of("running", history(oracle)))
+    gate.wait_for_batch()
+    queued = [engine.submit_future(request_of(str(i), history(oracle))) for i in range(3)]
+    closer = threading.Thread(target=engine.close)
+    closer.start()
+    wait_until(lambda: engine._is_closed)
+    gate.open()
+    closer.join(TIMEOUT_S)
+    assert running.result(TIMEOUT_S).results[0].num_items == 10, "a running batch is finished"
+    for future in queued:
+        with pytest.raises(EngineClosed, match="closed before the request could run"):
+            future.result(TIMEOUT_S)
+    with pytest.raises(EngineClosed):
+        engine.recommend([request_of("late", history(oracle))])
+    engine.close()
+    assert is_idle(engine)
+
+
+def test_submitting_while_another_thread_closes(config: RuntimeConfig, oracle: Oracle) -> None:
+    """Every call ends: refused with EngineClosed, or its future ends."""
+    for _ in range(5):
+        with make_engine(config) as engine:
+            futures: list[Future[RecResult]] = []
+            started = threading.Event()
+
+            def submit(engine: Engine = engine, futures: list[Future[RecResult]] = futures) -> None:
+                while True:
+                    try:
+                        futures.append(engine.submit_future(request_of("", history(oracle))))
+                    except Overloaded:
+                        continue
+                    except EngineClosed:
+                        return
+                    finally:
+                        started.set()  # noqa: B023 - this turn's event
+
+            thread = threading.Thread(target=submit)
+            thread.start()
+            assert started.wait(TIMEOUT_S)
+            engine.close()
+            thread.join(TIMEOUT_S)
+            assert not thread.is_alive()
+            for future in futures:
+                error = future.exception(TIMEOUT_S)
+                assert error is None or isinstance(error, EngineClosed)
+            assert is_idle(engine)
+
+
+def test_before_it_is_started(config: RuntimeConfig, oracle: Oracle) -> None:
+    engine = make_engine(config)
+    with pytest.raises(EngineClosed, match="not started"):
+        engine.submit_future(request_of("", history(oracle)))
+    engine.start()
+    engine.start()
+    assert engine.recommend([request_of("", history(oracle))])
+    engine.close()
+
+
+def test_a_failing_batch_fails_only_its_own_requests(
+    engine: Engine, gate: Gate, oracle: Oracle
+) -> None:
+    held = engine.submit_future(request_of("held", history(oracle)))
+    gate.wait_for_batch()
+    run = engine.worker.run
+
+    def failing(batch: Batch) -> BatchOutput:
+        if "bad" in batch.request_ids:
+            raise DeviceError("the device lost its mind")
+        return run(batch)
+
+    engine.worker.run = failing  # type: ignore[method-assign]
+    others = {name: request_of(name, history(oracle)) for name in ("bad", "mate", "c", "d")}
+    futures = {name: engine.submit_future(request) for name, request in others.items()}
+    wait_until(lambda: engine._scheduler.num_queued == 4)
+    gate.open()
+    for name in ("bad", "mate"):
+        with pytest.raises(DeviceError, match="lost its mind"):
+            futures[name].result(TIMEOUT_S)
+    for future in (held, futures["c"], futures["d"]):
+        assert future.result(TIMEOUT_S).results[0].num_items == 10
+    wait_until(lambda: is_idle(engine))
+
+
+def test_rules_of_a_failed_batch_are_written_again(engine: Engine, oracle: Oracle) -> None:
+    """The batch that should have written a rule set's row died before; the next one must not trust the row."""
+    recording = record_batches(engine)
+    run = engine.worker.run
+    search = Search(beam_width=60, num_results=500, rules=Rules(require=((TAGS[0],),)))
+
+    def failing(batch: Batch) -> BatchOutput:
+        raise DeviceError("out of memory")
+
+    engine.worker.run = failing  # type: ignore[method-assign]
+    with pytest.raises(DeviceError):
+        engine.recommend([request_of("dies", history(oracle), search)])
+    engine.worker.run = run  # type: ignore[method-assign]
+    (reply,) = engine.recommend([request_of("lives", history(oracle), search)])
+    trace = recording.trace("lives", loaded_catalog(engine))
+    oracle.check(reply.results[0], trace, history(oracle), search)
+
+
+@pytest.mark.parametrize("where", ["schedule", "complete"])
+def test_a_loop_that_dies_says_so(config: RuntimeConfig, oracle: Oracle, where: str) -> None:
+    """Before a batch, and after one: whoever waits hears of it."""
+    engine = make_engine(config)
+    engine.start()
+    died = threading.Event()
+
+    def stop(_: object) -> None:
+        died.set()
+
+    hook, threading.excepthook = threading.excepthook, stop
+    try:
+        original = getattr(engine._scheduler, where)
+
+        def broken(*args: object, **options: object) -> object:
+            if where == "complete" or engine._scheduler.num_queued:
+                raise SystemError("beyond repair")
+            return original(*args, **options)
+
+        setattr(engine._scheduler, where, broken)
+        future = engine.submit_future(request_of("", history(oracle)))
+        with pytest.raises(EngineClosed, match="beyond repair"):
+            future.result(TIMEOUT_S)
+        assert died.wait(TIMEOUT_S)
+        with pytest.raises(EngineClosed, match=r"the engine stopped: .*beyond repair"):
+            engine.submit_future(request_of("", history(oracle)))
+        assert engine.drain(TIMEOUT_S), "nobody waits any more"
+    finally:
+        threading.excepthook = hook
+        engine.close()
+
+
+def test_asyncio(engine: Engine, oracle: Oracle) -> None:
+    async def main() -> list[RecResult]:
+        results = []
+        for first in range(0, 12, QUEUE):
+            tasks = [
+                engine.submit(request_of(str(i), history(oracle, i % 3)))
+                for i in range(first, first + QUEUE)
+            ]
+            results += await asyncio.gather(*tasks)
+            while engine.describe()["num_waiting"]:
+                await asyncio.sleep(0.001)
+        return results
+
+    results = asyncio.run(main())
+    assert [r.request_id for r in results] == [str(i) for i in range(12)]
+    for i in range(3):
+        (alone,) = engine.recommend([request_of("", history(oracle, i))])
+        assert results[i].results[0].item_ids.tolist() == alone.results[0].item_ids.tolist()
+
+
+def test_cancelling_the_awaiting_task_frees_everything(
+    engine: Engine, gate: Gate, oracle: Oracle
+) -> None:
+    async def main() -> None:
+        running = asyncio.create_task(engine.submit(request_of("running", history(oracle))))
+        await asyncio.to_thread(gate.wait_for_batch)
+        queued = asyncio.create_task(engine.submit(request_of("queued", history(oracle))))
+        while engine._scheduler.num_queued != 1:
+            await asyncio.sleep(0.001)
+        queued.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await queued
+        assert engine._scheduler.num_queued == 0
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(engine.submit(request_of("slow", history(oracle))), 0.02)
+
+    asyncio.run(main())
+    gate.open()
+    wait_until(lambda: is_idle(engine))
+    assert engine.recommend([request_of("after", history(oracle))])
+
+
+def test_the_same_request_again_is_the_same_bits(engine: Engine, oracle: Oracle) -> None:
+    request = request_of("", history(oracle), Search(return_level_scores=True))
+    (one,) = engine.recommend([request])
+    (two,) = engine.recommend([request])
+    assert same_bits(one, two)
+    assert one.timings.total_ms >= one.timings.run_ms > 0
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        (TemplateConfig(prefix_token_ids=(VOCAB,)), "template token ids must be in"),
+        (TemplateConfig(suffix_token_ids=(-1,)), "template token ids must be in"),
+        (TemplateConfig(prefix_token_ids=(1,) * 65), "has 65 tokens without any item"),
+    ],
+)
+def test_a_template_that_cannot_work(
+    config: RuntimeConfig, template: TemplateConfig, text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        make_engine(replace(config, template=template))
+
+
+def test_configurations_that_name_nothing(config: RuntimeConfig) -> None:
+    with pytest.raises(ConfigError, match="at least one compiled catalogue file"):
+        make_engine(replace(config, catalogs={}))
+    with pytest.raises(ConfigError, match=r"model\.path must name"):
+        make_engine(replace(config, model=replace(config.model, path="")))
