@@ -1,9 +1,20 @@
 """The check that runs after every test sees lost and doubled pages, in allocators of this test and of earlier ones."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import pytest
 
+from tests.helpers import conservation
 from tests.helpers.conservation import PageWatch
+from tests.helpers.oracle import Catalog, Item
+from tests.helpers.product import compile_catalog, prompt_request, table_engine
+from tests.helpers.table_model import LogitTable
 from xgr_runtime.kvcache.allocator import PageAllocator
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def lose_a_page(allocator: PageAllocator) -> None:
@@ -38,3 +49,21 @@ def test_pages_in_use_are_no_loss() -> None:
         allocator.allocate(2)
     watch.check()
     assert allocator.num_used == 2
+
+
+def test_what_an_idle_engine_holds_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conservation, "REST_S", 0.02)
+    path = compile_catalog(Catalog((Item(1, (0,)),), ((0,),)), tmp_path / "one.xgr")
+    watch = PageWatch()
+    with watch.watching(), table_engine(LogitTable(4), {"main": path}) as engine:
+        engine.recommend([prompt_request([1])])
+        watch.check()
+        pages = engine.allocator.allocate(2)
+        with pytest.raises(AssertionError, match="2 pages are held by no request"):
+            watch.check()
+        engine.allocator.free(pages)
+        loaded = engine.catalogs.pin("main")
+        with pytest.raises(AssertionError, match=r"an idle engine still holds .*pins of main"):
+            watch.check()
+        engine.catalogs.release(loaded)
+        watch.check()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.catalogs import contiguous_tokens, random_catalog, scattered_tokens
-from tests.helpers.oracle import Catalog, Item, beam_search, expand_items
+from tests.helpers.oracle import Catalog, Item, Rules, beam_search, expand_items
 from tests.helpers.product import (
     CPU_DEVICES,
     compile_catalog,
@@ -380,6 +380,48 @@ def test_16_finite_but_extreme_logits(device: str, size: float) -> None:
     assert np.isfinite(result.scores).all()
     lowest = np.full(VOCAB, -size, np.float32)
     check(catalog, LogitTable(VOCAB, 21, fixed_for_all={(): lowest}), 20, device)
+
+
+RULES: dict[str, dict[str, object]] = {
+    "conjunction": {"require": [("a",), ("b",)]},
+    "any of": {"require": [("a", "b")]},
+    "negation": {"require": [("a",)], "exclude_tags": ["b"]},
+    "excluded over tags": {"require": [("a",)], "exclude_item_ids": [0, 2, 5]},
+    "one of a shared SID": {"exclude_item_ids": [0]},
+    "by key": {"exclude_keys": ["k1", "k6"]},
+}
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_18_rules_equal_the_rebuilt_catalogue(device: str, name: str) -> None:
+    """One node has a leaf only in a and another only in b: no node of tags alone tells that nothing is in both."""
+    leaves = [
+        ((0, 0), "a"),
+        ((0, 0), "b"),
+        ((0, 1), "b"),
+        ((1, 0), "ab"),
+        ((1, 1), "a"),
+        ((1, 1), "ab"),
+        ((2, 0), ""),
+    ]
+    items = [
+        Item(place, sid, float(place % 3), frozenset(tags), key=f"k{place}")
+        for place, (sid, tags) in enumerate(leaves)
+    ]
+    catalog = Catalog(tuple(items), contiguous_tokens([3, 2]))
+    rules = Rules(**RULES[name])  # type: ignore[arg-type]
+    kept, table = catalog.keep(rules), LogitTable(VOCAB, 24)
+    product_rules = types.Rules(**{field: tuple(v) for field, v in RULES[name].items()})  # type: ignore[arg-type]
+    logits_of = table.logits_of(catalog, PROMPT)
+    lse = oracle_lse(logits_of)
+    with engine_on(catalog, table, device) as engine:
+        for width in (1, 2, 9):
+            request = prompt_request(PROMPT, beam_width=width, rules=product_rules)
+            result = one(engine.recommend([request]))
+            plain = beam_search(kept, logits_of, width, "vocab", "float32", lse)
+            expected = expand_items(plain.rows, kept, 4000)
+            assert items_of(result) == [(row.item_id, row.sid, row.score) for row in expected]
+            assert result.num_valid == plain.num_valid
 
 
 def test_18_everything_excluded_gives_a_reason(device: str) -> None:
