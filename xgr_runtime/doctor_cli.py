@@ -2,9 +2,10 @@
 
 import argparse
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from xgr_runtime.doctor import Report, examine
+if TYPE_CHECKING:
+    from xgr_runtime.doctor import Report
 
 
 def add_parser(subparsers: Any) -> None:
@@ -22,6 +23,8 @@ def add_parser(subparsers: Any) -> None:
 
 
 def _doctor(args: argparse.Namespace) -> int:
+    from xgr_runtime.doctor import examine  # noqa: PLC0415 - torch takes a second to import; `xgr client` needs none
+
     report = examine(allow_reference=args.allow_reference)
     if args.json:
         print(json.dumps(report.to_dict(), indent=2))
@@ -30,7 +33,7 @@ def _doctor(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print(report: Report) -> None:
+def _print(report: "Report") -> None:
     print(f"python {report.python} on {report.platform}")
     for name, version in report.packages.items():
         print(f"  {name:<14} {version}")
