@@ -8,8 +8,8 @@ stays in the pool until the exact order (score, parent row, code) decides.
 
 level_logsumexp works through chunks of rows that stay in the cache: maximum, subtraction, exponential in place, sum.
 numpy has the faster exponential (measured: 1.6 against 2.9 ms for 512 x 8,192), torch the faster sum (0.3 against 0.8).
-Memory: `TILE_CANDIDATES` candidates of about 60 bytes, or one search's if that is more; SCAN_ROWS rows of logits; one
-chunk of CHUNK_ELEMENTS.
+Memory: LIST_CANDIDATES candidates of about 60 bytes, or one search's listed ones if that is more; SCAN_ROWS rows of
+logits; one chunk of CHUNK_ELEMENTS.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 from xgr_runtime.hal.ops.beam import (
-    TILE_CANDIDATES,
     BeamRows,
     LevelTrie,
     children_logsumexp,
@@ -40,8 +39,11 @@ if TYPE_CHECKING:
 
 CHUNK_ELEMENTS = 1 << 16
 SCAN_ROWS = 64
-# One logit of a scan costs about a twentieth of one listed candidate.
+# Listed together: more arrays of this length than these leave the cache.
+LIST_CANDIDATES = 1 << 16
+# One logit of a scan costs about a twentieth of one listed candidate; a scan's fixed cost is that of listing SCAN_FROM.
 SCAN_SHARE = 20
+SCAN_FROM = 1 << 15
 
 
 @impl(select_beams, provider="numpy", device="cpu")
@@ -64,7 +66,7 @@ def select_beams_cpu(
     counts = np.concatenate(([0], np.cumsum(level.num_candidates()[usable])))[cuts]
     widths = np.diff(child_starts)
     is_scanned = np.diff(counts) * SCAN_SHARE > np.diff(cuts) * trie.num_codes
-    is_scanned &= np.diff(counts) > np.maximum(widths, trie.num_codes)
+    is_scanned &= np.diff(counts) > SCAN_FROM
     num_skipped = 0
     with np.errstate(over="ignore", invalid="ignore"):
         for search in np.flatnonzero(is_scanned & (widths > 0)):
@@ -162,12 +164,12 @@ def _cut(found: Candidates, width: int) -> Candidates:
 
 
 def _groups(index: Ints, counts: Ints) -> Iterator[Ints]:
-    """Consecutive runs of `index` whose counts add up to at most TILE_CANDIDATES (or a single one that has more)."""
+    """Consecutive runs of `index` whose counts add up to at most LIST_CANDIDATES (or a single one that has more)."""
     first = 0
     ends = np.cumsum(counts[index])
     while first < len(index):
         done = int(ends[first - 1]) if first else 0
-        last = max(int(np.searchsorted(ends, done + TILE_CANDIDATES, side="right")), first + 1)
+        last = max(int(np.searchsorted(ends, done + LIST_CANDIDATES, side="right")), first + 1)
         yield index[first:last]
         first = last
 

@@ -42,7 +42,15 @@ def tiles_of(candidates: int) -> Iterator[None]:
     """Small tiles, so that small cases cross their borders."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(xgr_runtime.hal.ops.beam, "TILE_CANDIDATES", candidates)
-        patch.setattr(xgr_ops.cpu.beam, "TILE_CANDIDATES", candidates)
+        patch.setattr(xgr_ops.cpu.beam, "LIST_CANDIDATES", candidates)
+        yield
+
+
+@contextmanager
+def small_scans() -> Iterator[None]:
+    """The CPU provider scans wherever the share of children says so, however few they are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(xgr_ops.cpu.beam, "SCAN_FROM", 0)
         yield
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -25,6 +25,7 @@ from tests.ops.beam_cases import (
     oracle_select,
     random_case,
     run_select,
+    small_scans,
     tiles_of,
 )
 from xgr_runtime.hal.ops.beam import (
@@ -35,7 +36,17 @@ from xgr_runtime.hal.ops.beam import (
 )
 from xgr_runtime.hal.registry import OpSpec, resolve
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 SEEDS = st.integers(0, 2**32 - 1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def scans() -> Iterator[None]:
+    """Small cases take both ways through the CPU provider."""
+    with small_scans():
+        yield
 
 
 def assert_selects_like_the_oracle(case: Case) -> None:

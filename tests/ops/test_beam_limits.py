@@ -17,7 +17,9 @@ from tests.ops.beam_cases import (
     empty_rows,
     f32,
     oracle_lse,
+    oracle_select,
     random_case,
+    run_select,
     tiles_of,
 )
 from xgr_runtime.hal.ops.beam import (
@@ -93,6 +95,18 @@ def test_level_logsumexp_of_expanded_rows(provider: str) -> None:
     lse_N = LEVEL_LSE[provider](row.expand(3000, 1000))
     assert lse_N.shape == (3000,)
     assert float((lse_N - oracle_lse(row.tolist())).abs().max()) < TOLERANCES[torch.float32].atol
+
+
+@pytest.mark.parametrize("share", [0.5, 0.02])
+def test_the_switch_between_listing_and_scanning_changes_no_result(share: float) -> None:
+    """65 rows of 1,024 codes, on both sides of the CPU provider's switch as it is."""
+    case = random_case(
+        5, num_codes=1024, num_nodes=65, share=share, values=3, widths=[65], child_widths=[100]
+    )
+    want = oracle_select(case)
+    got = run_select(SELECT["numpy"], case, case.csr())
+    assert got == want == run_select(select_beams, case, case.csr())
+    assert (got.counters[1] > 1000) == (share == 0.5)
 
 
 def on_meta(value: Any) -> Any:
