@@ -75,13 +75,17 @@ class CatalogStore:
             )
         head = self._head.for_catalog(catalog.token_of)
         named = self._begin_load(name, catalog)
+        taken: tuple[int, CatalogSlot] | None = None
         try:
-            index, slot = self._take_slot(named, name, plan_slot(catalog, self._config), catalog)
+            taken = self._take_slot(named, name, plan_slot(catalog, self._config), catalog)
+            index, slot = taken
             self._drop_graphs_of_other_head(index, head.levels)
             slot.load(catalog)
         except BaseException:
             with self._lock:
                 named.is_loading = False
+                if taken is not None:
+                    named.free_slots.append(taken)
             raise
         loaded = LoadedCatalog(
             name,
