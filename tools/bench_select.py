@@ -82,7 +82,7 @@ def hub_sids(sizes: Sizes, rng: np.random.Generator) -> NDArray[np.int64]:
     half = sizes.num_codes // 2
     ranks = rng.random((sizes.width, sizes.num_codes), np.float32)
     sids = np.zeros((sizes.width, half, 3), np.int64)
-    sids[:, :, 1] = np.arange(sizes.width)[:, None]
+    sids[:, :, 0], sids[:, :, 1] = np.divmod(np.arange(sizes.width)[:, None], sizes.num_codes)
     sids[:, :, 2] = np.argpartition(ranks, half, axis=1)[:, :half]
     return sids.reshape(-1, 3)
 

@@ -183,7 +183,7 @@ class LevelView:
         for _ in range(int(size.max(initial=0)).bit_length()):
             half = (size + 1) >> 1
             probe = np.minimum(low + half - 1, last)
-            is_right = (self._codes[probe] < codes) & (size > 0)
+            is_right = self._codes[probe] < codes  # no effect once size is 0 or less
             low = np.where(is_right, low + half, low)
             size = np.where(is_right, size - half, half - 1)
         found = (low < end) & (self._codes[np.minimum(low, last)] == codes)

@@ -266,7 +266,7 @@ def random_case(seed: int, **changes: Any) -> Case:
         parents = (-rng.exponential(2.0, num_rows)).astype(np.float32)
     nodes = rng.integers(0, draw["num_nodes"], num_rows).tolist()
     if draw["padding"]:
-        parents[-draw["padding"] :] = np.nan
+        parents[-draw["padding"] :] = rng.choice([np.nan, 0.0, 1e3], draw["padding"])
         nodes[-draw["padding"] :] = [1 << 30] * draw["padding"]
     return Case(
         num_codes=num_codes,

@@ -76,7 +76,7 @@ def test_report_is_one_json_object(capsys: pytest.CaptureFixture[str], tmp_path:
     sids = np.random.default_rng(0).integers(0, 64, (300, 3)).tolist()
     write_items(tmp_path / "items.jsonl", dict(enumerate(sids)))
     model = ["--model", str(tmp_path / "model"), "--model-items", str(tmp_path / "items.jsonl")]
-    sizes = ["--width", "24", "--codes", "48", "--items", "900", "--runs", "9"]
+    sizes = ["--width", "90", "--codes", "48", "--items", "900", "--runs", "9"]
     assert bench_select.main([*sizes, *model, "--json", "--out", str(out)]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report == json.loads(out.read_text())
@@ -90,7 +90,7 @@ def test_report_is_one_json_object(capsys: pytest.CaptureFixture[str], tmp_path:
     assert 0 <= report["rows_skipped_hub"] <= 1
     layouts = [level["layout"] for level in report["layouts"]["search"]]
     assert layouts == ["dense", "dense", "csr"]
-    assert [level["max_fanout"] for level in report["layouts"]["hub"]] == [1, 24, 24]
+    assert [level["max_fanout"] for level in report["layouts"]["hub"]] == [2, 48, 24]
     assert report["cases"]["hub"]["timings"]["ops"]["runs"] == 9
     assert report["environment"]["torch_threads"] == 1
     assert report["trained_model"] == "model"

@@ -56,7 +56,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Workload:
-    """One search: logits[i] fp32 [rows, C] of level first_level + i; the rows to start from; W."""
+    """One search: logits[i] fp32 [beams, C] of level first_level + i, a row per live beam; the rows to start from; W."""
 
     catalog: Loaded
     first_level: int
@@ -99,7 +99,7 @@ class OpsSearch:
         self.counters = torch.zeros(2, dtype=torch.int64)
         start = work.start
         self._start_scores = torch.from_numpy(start.scores)
-        self._rows = [_rows(len(start.scores)), *(_rows(work.width) for _ in work.logits)]
+        self._rows = [_rows(len(logits)) for logits in work.logits] + [_rows(work.width)]
         self._rows[0].nodes_N.copy_(torch.from_numpy(start.nodes))
 
     def normalisers(self) -> list[torch.Tensor]:
