@@ -1,0 +1,87 @@
+"""Captured segments: replaying a plan equals running it, each graph is made once, stale ones go."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from tests.helpers.strict_device import StrictDevice
+from xgr_runtime.hal.cpu import CpuDevice
+from xgr_runtime.xschedule.graph_runner import GraphPlan, GraphRunner, Segment
+
+
+class Work:
+    """Segments that change their state in place: running one twice is not running it once."""
+
+    def __init__(self) -> None:
+        self.state = torch.zeros(2)
+
+    def plan(self, serial: int = 0, num_rounds: int = 3) -> GraphPlan:
+        def reset() -> None:
+            self.state.zero_()
+
+        def step() -> None:
+            self.state.mul_(3.0).add_(1.0)
+
+        segments = [Segment("reset", ("reset", serial), reset)]
+        segments += [
+            Segment(f"round {i}", (f"round {i}", serial, "vocab"), step) for i in range(num_rounds)
+        ]
+        return GraphPlan(tuple(segments))
+
+
+@pytest.mark.parametrize("device", [CpuDevice(), StrictDevice()], ids=["eager", "captured"])
+def test_a_plan_runs_each_segment_once_in_order(device: CpuDevice | StrictDevice) -> None:
+    work, runner = Work(), GraphRunner(device)
+    for num_rounds, expected in ((3, 13.0), (3, 13.0), (4, 40.0), (1, 1.0)):
+        runner.run(work.plan(num_rounds=num_rounds))
+        assert work.state.tolist() == [expected] * 2
+    assert runner.num_captures == (5 if device.is_capturing_supported else 0)
+
+
+def test_graphs_are_kept_by_key_and_the_least_recently_used_goes() -> None:
+    work, runner = Work(), GraphRunner(StrictDevice(), max_graphs=4)
+    runner.run(work.plan(0, 1))
+    runner.run(work.plan(1, 1))
+    runner.run(work.plan(0, 1))
+    assert runner.num_captures == 4
+    runner.run(work.plan(2, 1))
+    assert runner.num_captures == 6
+    runner.run(work.plan(0, 1))
+    assert runner.num_captures == 6, "the one used last is still there"
+    runner.run(work.plan(1, 1))
+    assert runner.num_captures == 8
+
+
+def test_a_plan_longer_than_the_store_still_runs() -> None:
+    work, runner = Work(), GraphRunner(StrictDevice(), max_graphs=2)
+    for _ in range(2):
+        runner.run(work.plan(num_rounds=4))
+        assert work.state.tolist() == [40.0] * 2
+
+
+def test_stale_graphs_are_dropped_while_others_run() -> None:
+    """Another thread loads catalogues, and drops graphs, all the time."""
+    work, runner = Work(), GraphRunner(StrictDevice())
+    stop = threading.Event()
+
+    def drop() -> None:
+        while not stop.is_set():
+            runner.drop(lambda key: isinstance(key, tuple) and key[1] == 1)
+
+    thread = threading.Thread(target=drop)
+    thread.start()
+    for turn in range(300):
+        runner.run(work.plan(turn % 3, 3))
+        assert work.state.tolist() == [13.0] * 2
+    stop.set()
+    thread.join()
+    num_captures = runner.num_captures
+    runner.run(work.plan(0, 3))
+    runner.run(work.plan(2, 3))
+    assert runner.num_captures == num_captures, "graphs of other slots were not touched"
+    runner.drop(lambda key: True)
+    runner.run(work.plan(0, 3))
+    assert runner.num_captures == num_captures + 4
