@@ -84,6 +84,8 @@ class Reference:
 
     def score(self, prefix: Sid) -> float | None:
         """The score of a prefix, None when no valid path leads there."""
+        if prefix in self._scores:
+            return self._scores[prefix]
         for length in range(len(prefix)):
             if prefix[:length] in self._scores:
                 self.children([prefix[:length]])
