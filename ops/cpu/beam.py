@@ -1,13 +1,14 @@
 """CPU providers of the beam-selection ops: numpy on the tensors' own memory, sized by the data, ending early.
 
 select_beams decides per search. Few candidates: list them all (those of many searches together) and cut. Many, as
-below a hub: bound each row by what its largest logit could score, take rows from the best bound down, keep the W-th
-best score so far as the threshold, look only for candidates that reach it, and stop at the first bound strictly below
-it. Rounding is monotone, so no candidate of a row exceeds the row's bound, and everything that equals the threshold
+below a hub: bound each row by what its largest logit could score, start with the rows of the best bounds, keep the
+W-th best score so far as the threshold, look only for candidates that reach it, and skip every row whose bound is
+strictly below it. Rounding is monotone, so no candidate of a row exceeds the row's bound, and everything that equals the threshold
 stays in the pool until the exact order (score, parent row, code) decides.
 
-level_logsumexp works through chunks of rows that stay in the cache: maximum, subtraction, exponential in place, sum.
-numpy has the faster exponential (measured: 1.6 against 2.9 ms for 512 x 8,192), torch the faster sum (0.3 against 0.8).
+level_logsumexp works through chunks of rows that stay in the cache: exponential, sum. Taking out the largest logit
+first costs two more passes and matters only where the sum overflows or nearly vanishes (or meets NaN): those rows are
+done again with it. numpy has the faster exponential (1.6 against 2.9 ms for 512 x 8,192), torch the faster sum.
 Memory: LIST_CANDIDATES candidates of about 60 bytes, or one search's listed ones if that is more; SCAN_ROWS rows of
 logits; one chunk of CHUNK_ELEMENTS.
 """
@@ -23,6 +24,7 @@ from xgr_runtime.hal.ops.beam import (
     BeamRows,
     LevelTrie,
     children_logsumexp,
+    flag_failed_searches,
     level_logsumexp,
     select_beams,
 )
@@ -38,7 +40,10 @@ if TYPE_CHECKING:
     from .candidates import Floats, Ints
 
 CHUNK_ELEMENTS = 1 << 16
+SCAN_STEPS = (1, 4, 16)
 SCAN_ROWS = 64
+# Below this the smallest fp32 numbers, to which single exponentials are rounded, begin to count.
+SMALLEST_TOTAL = 1e-20
 # Listed together: more arrays of this length than these leave the cache.
 LIST_CANDIDATES = 1 << 16
 # One logit of a scan costs about a twentieth of one listed candidate; a scan's fixed cost is that of listing SCAN_FROM.
@@ -100,12 +105,22 @@ def level_logsumexp_cpu(logits_NC: Tensor) -> Tensor:
         for first in range(0, num_rows, step):
             chunk = logits[first : first + step]
             work = buffer[: len(chunk)]
-            peak = chunk.max(axis=1)
-            np.subtract(chunk, peak[:, None], out=work.numpy())
-            np.exp(work.numpy(), out=work.numpy())
-            total = np.log(work.sum(dim=1).numpy())
-            lse[first : first + step] = np.where(np.isfinite(peak), peak + total, peak)
+            np.exp(chunk, out=work.numpy())
+            total = work.sum(dim=1).numpy()
+            np.log(total, out=lse[first : first + step])
+            is_odd = ~((total > SMALLEST_TOTAL) & (total < np.inf))
+            if is_odd.any():
+                odd = np.flatnonzero(is_odd)
+                lse[first + odd] = _shifted_logsumexp(chunk[odd])
     return torch.from_numpy(lse)
+
+
+def _shifted_logsumexp(logits: Floats) -> Floats:
+    """Log-sum-exp of each row for logits of any size, the largest one taken out first."""
+    peak = logits.max(axis=1)
+    total = np.log(np.exp(logits - peak[:, None]).sum(axis=1))
+    result: Floats = np.where(np.isfinite(peak), peak + total, peak)
+    return result
 
 
 @impl(children_logsumexp, provider="numpy", device="cpu")
@@ -131,17 +146,26 @@ def children_logsumexp_cpu(
     return torch.from_numpy(lse)
 
 
+@impl(flag_failed_searches, provider="numpy", device="cpu")
+def flag_failed_searches_cpu(lse_N: Tensor, rows: BeamRows, status_S1: Tensor, round: int) -> None:
+    """See `xgr_runtime.hal.ops.beam.flag_failed_searches`."""
+    status, scores, search = (t.numpy() for t in (status_S1, rows.scores_N, rows.search_of_row_N))
+    is_bad = (scores > -np.inf) & (search < len(status) - 1) & ~(lse_N.numpy() < np.inf)
+    failed = search[is_bad]
+    status[failed[status[failed] == 0]] = 1 + round
+    if status.any():
+        scores[status[search] != 0] = -np.inf
+
+
 def _scan(level: LevelView, lse: Floats, rows: Ints, width: int) -> tuple[Candidates, int]:
     """The best `width` candidates of `rows` (packed, ascending), in order, and the number of rows never looked at."""
     bounds = level.bounds(rows, lse)
-    order = np.argsort(-bounds, kind="stable")
     pool = level.expand(rows[:0], lse)
-    least, num_done, step = -np.inf, 0, 1
-    while num_done < len(rows):
-        block = order[num_done : num_done + step]
-        block = np.sort(block[bounds[block] >= least])
+    least, num_done = -np.inf, 0
+    for block in _blocks(bounds):
+        block = block[bounds[block] >= least]
         if not len(block):
-            break
+            continue
         num_done += len(block)
         if least == -np.inf:
             found = level.expand(rows[block], lse)
@@ -150,9 +174,20 @@ def _scan(level: LevelView, lse: Floats, rows: Ints, width: int) -> tuple[Candid
         pool = _cut(Candidates.join([pool, found]), width)
         if len(pool) >= width:
             least = float(pool.scores.min())
-        step = min(step * 4, SCAN_ROWS)
     best = np.lexsort((pool.codes, pool.rows, -pool.scores))[:width]
     return pool.take(best), len(rows) - num_done
+
+
+def _blocks(bounds: Floats) -> Iterator[Ints]:
+    """Every row once: a few of the best bounds first, for a good threshold; then the others as they lie in memory."""
+    order = np.argsort(-bounds, kind="stable")
+    first = 0
+    for step in SCAN_STEPS:
+        yield np.sort(order[first : first + step])
+        first += step
+    rest = np.sort(order[first:])
+    for begin in range(0, len(rest), SCAN_ROWS):
+        yield rest[begin : begin + SCAN_ROWS]
 
 
 def _cut(found: Candidates, width: int) -> Candidates:
@@ -160,7 +195,8 @@ def _cut(found: Candidates, width: int) -> Candidates:
     surplus = len(found) - width
     if surplus <= 0:
         return found
-    return found.take(found.scores >= np.partition(found.scores, surplus)[surplus])
+    least = np.partition(found.scores, surplus)[surplus]
+    return found.take(np.flatnonzero(found.scores >= least))
 
 
 def _groups(index: Ints, counts: Ints) -> Iterator[Ints]:

@@ -113,9 +113,17 @@ class LevelView:
         wanted = least - parent + lse
         wanted -= _SLACK * (abs(least) + abs(parent) + abs(lse) + abs(wanted))
         limit = np.finfo(np.float32).max
-        hits = np.flatnonzero(
-            self.logits_NC[rows] >= np.clip(wanted, -limit, limit).astype(np.float32)[:, None]
-        )
+        limits = np.clip(wanted, -limit, limit).astype(np.float32)
+        span = np.arange(rows[0], rows[-1] + 1)
+        if len(rows) * 2 >= len(span):
+            # Rows close together are read where they lie; nothing reaches the NaN of those between them.
+            span_limits = np.full(len(span), np.nan, np.float32)
+            span_limits[rows - rows[0]] = limits
+            rows, limits = span, span_limits
+            logits = self.logits_NC[rows[0] : rows[-1] + 1]
+        else:
+            logits = self.logits_NC[rows]
+        hits = np.flatnonzero(logits >= limits[:, None])
         at = hits // self.num_codes
         codes = hits - at * self.num_codes
         hit_rows = rows[at]
@@ -127,7 +135,7 @@ class LevelView:
             hit_rows, codes, edges = hit_rows[is_child], codes[is_child], edges[is_child]
         is_alive = self._is_alive(hit_rows, edges)
         found = self._scored(hit_rows[is_alive], codes[is_alive], edges[is_alive], lse_N)
-        return found.take(found.scores >= least)
+        return found.take(np.flatnonzero(found.scores >= least))
 
     def bounds(self, rows: Ints, lse_N: Floats) -> Floats:
         """No candidate of a row scores more than this; `rows` are ascending and close together."""
@@ -171,20 +179,24 @@ class LevelView:
         return rows[at], codes, nodes[at] * self.num_codes + codes
 
     def _find_edges(self, rows: Ints, codes: Ints) -> Ints:
-        """The edge of each (row, code) pair in the CSR layout, -1 where the node has no such child."""
+        """The edge of each (row, code) pair in the CSR layout, -1 where there is no such child; rows ascend."""
         assert self._offsets is not None
         assert self._codes is not None
-        nodes = self.node_N[rows]
-        low = self._offsets[nodes].astype(np.int64)
-        end = self._offsets[nodes + 1].astype(np.int64)
-        size = end - low
-        last = len(self._codes) - 1
-        # Branch-free lower bound: `low` stays at or before the first code that is not smaller.
-        for _ in range(int(size.max(initial=0)).bit_length()):
-            half = (size + 1) >> 1
-            probe = np.minimum(low + half - 1, last)
-            is_right = self._codes[probe] < codes  # no effect once size is 0 or less
-            low = np.where(is_right, low + half, low)
-            size = np.where(is_right, size - half, half - 1)
-        found = (low < end) & (self._codes[np.minimum(low, last)] == codes)
-        return np.where(found, low, -1)
+        if not len(rows):
+            return rows
+        firsts = np.flatnonzero(np.concatenate(([True], rows[1:] != rows[:-1])))
+        nodes = self.node_N[rows[firsts]]
+        ends = self._offsets[nodes + 1]
+        wanted = codes.astype(self._codes.dtype)
+        edges = np.empty(len(rows), np.int64)
+        lasts = [*firsts[1:].tolist(), len(rows)]
+        bounds = zip(
+            firsts.tolist(), lasts, self._offsets[nodes].tolist(), ends.tolist(), strict=True
+        )
+        for first, last, begin, end in bounds:
+            edges[first:last] = self._codes[begin:end].searchsorted(wanted[first:last])
+            edges[first:last] += begin
+        found = edges < np.repeat(ends, np.diff(firsts, append=len(rows)))
+        found &= self._codes[np.minimum(edges, len(self._codes) - 1)] == wanted
+        edges[~found] = -1
+        return edges

@@ -10,13 +10,19 @@ import numpy as np
 import pytest
 import torch
 import xgr_ops.cpu.beam
-from xgr_ops.cpu.beam import children_logsumexp_cpu, level_logsumexp_cpu, select_beams_cpu
+from xgr_ops.cpu.beam import (
+    children_logsumexp_cpu,
+    flag_failed_searches_cpu,
+    level_logsumexp_cpu,
+    select_beams_cpu,
+)
 
 import xgr_runtime.hal.ops.beam
 from xgr_runtime.hal.ops.beam import (
     BeamRows,
     LevelTrie,
     children_logsumexp,
+    flag_failed_searches,
     level_logsumexp,
     select_beams,
 )
@@ -27,6 +33,10 @@ if TYPE_CHECKING:
 DEAD, NAN, INF = float("-inf"), float("nan"), float("inf")
 PROVIDERS = ("reference", "numpy")
 SELECT: dict[str, Callable[..., None]] = {"reference": select_beams, "numpy": select_beams_cpu}
+FLAG: dict[str, Callable[..., None]] = {
+    "reference": flag_failed_searches,
+    "numpy": flag_failed_searches_cpu,
+}
 LEVEL_LSE: dict[str, Callable[..., torch.Tensor]] = {
     "reference": level_logsumexp,
     "numpy": level_logsumexp_cpu,

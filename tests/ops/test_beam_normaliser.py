@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.ops.beam_cases import (
     CHILDREN_LSE,
     DEAD,
+    FLAG,
     INF,
     LEVEL_LSE,
     NAN,
@@ -28,7 +29,6 @@ from tests.ops.beam_cases import (
     random_case,
     tiles_of,
 )
-from xgr_runtime.hal.ops.beam import flag_failed_searches
 from xgr_runtime.hal.tolerances import TOLERANCES
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -63,6 +63,10 @@ def test_level_logsumexp(provider: str, tile: int, monkeypatch: pytest.MonkeyPat
         [65504.0, -65504.0, 65504.0],
         [-0.0, 0.0, -0.0],
         [INF, INF, INF],
+        [88.0, 88.0, 88.0],
+        [-88.0, -89.0, -90.0],
+        [-100.0, 60.0, DEAD],
+        [-45.0, -46.0, -104.0],
     ]
     with tiles_of(tile):
         got = LEVEL_LSE[provider](torch.tensor(rows))
@@ -148,7 +152,7 @@ def test_nan_and_infinity_fail_their_search_alone(
         wider[0, 5] = bad  # a token outside the catalogue
         lse_N = torch.logsumexp(wider, dim=1)
     status_S1 = torch.zeros(4, dtype=torch.int32)
-    flag_failed_searches(lse_N, rows, status_S1, 1)
+    FLAG[provider](lse_N, rows, status_S1, 1)
     failed = {"level": [0, 2, 2, 0], "valid": [0, 0, 2, 0], "vocab": [2, 2, 2, 0]}[normaliser]
     assert status_S1.tolist() == failed
     for search in range(3):
@@ -163,10 +167,11 @@ def test_nan_and_infinity_fail_their_search_alone(
     assert counters.tolist()[0] == 2 * failed[:3].count(0)
 
 
-def test_first_failed_round_stays_and_dead_rows_do_not_fail() -> None:
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_first_failed_round_stays_and_dead_rows_do_not_fail(provider: str) -> None:
     rows = empty_rows([2, 1, 1], 1)
     rows.scores_N.copy_(torch.tensor([0.0, DEAD, 0.0, 0.0, NAN]))
     status_S1 = torch.tensor([0, 1, 0, 0], dtype=torch.int32)
-    flag_failed_searches(torch.tensor([0.0, NAN, NAN, DEAD, NAN]), rows, status_S1, 2)
+    FLAG[provider](torch.tensor([0.0, NAN, NAN, DEAD, NAN]), rows, status_S1, 2)
     assert status_S1.tolist() == [0, 1, 0, 0]
     assert rows.scores_N[:4].tolist() == [0.0, DEAD, DEAD, 0.0]
