@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tools import bench_select
+from tools._bench.allocator import can_set_pages
 from tools._bench.beam_search import DenseSearch, OpsSearch, check_same_lists, load_catalog
 from tools._bench.timing import Timing, time_interleaved
 from tools.demo.checkpoint import HyperParameters, write_checkpoint
@@ -17,9 +21,7 @@ from tools.demo.network import Network, NetworkConfig
 from tools.demo.semantic_ids import write_items
 from tools.demo.template import VOCAB_SIZE
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+ROOT = Path(__file__).resolve().parents[2]
 TINY = bench_select.Sizes(width=24, num_codes=48, num_items=900, runs=9)
 
 
@@ -91,22 +93,36 @@ def test_report_is_one_json_object(capsys: pytest.CaptureFixture[str], tmp_path:
     layouts = [level["layout"] for level in report["layouts"]["search"]]
     assert layouts == ["dense", "dense", "csr"]
     assert [level["max_fanout"] for level in report["layouts"]["hub"]] == [2, 48, 24]
-    assert report["cases"]["hub"]["timings"]["ops"]["runs"] == 9
+    assert report["fresh_pages"]["cases"]["hub"]["timings"]["ops"]["runs"] == 9
     assert report["environment"]["torch_threads"] == 1
     assert report["trained_model"] == "model"
-    assert report["cases"]["search_trained"]["ratio"] > 0
+    assert report["kept_pages"]["cases"]["search_trained"]["ratio"] > 0
 
 
 def test_report_says_when_there_is_no_trained_model(tmp_path: Path) -> None:
     report = bench_select.run(TINY, 0, tmp_path, tmp_path / "items.jsonl")
     assert report["trained_model"] == f"not run: no {tmp_path}"
-    assert "search_trained" not in report["cases"]
+    assert "search_trained" not in report["fresh_pages"]["cases"]
 
 
 def test_too_few_runs_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         bench_select.main(["--runs", "8"])
     assert "--runs must be at least 9, got 8" in capsys.readouterr().err
+
+
+def test_pages_are_fresh_or_kept() -> None:
+    """A 64 MiB temporary in a process of its own (the switches act on a whole process)."""
+    code = (
+        "import torch; from tools._bench.allocator import *; prepare_pages()\n"
+        "for regime in (FRESH_PAGES, KEPT_PAGES):\n"
+        "    set_pages(regime); run = lambda: torch.zeros(1 << 24); run(); print(page_faults(run))"
+    )
+    command = [sys.executable, "-c", code]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    fresh, kept = (int(line) for line in printed.split())
+    assert kept < 100
+    assert fresh > 30 if can_set_pages() else fresh >= 0
 
 
 def test_cases_are_timed_in_turn_and_warm_ups_left_out() -> None:
