@@ -18,6 +18,7 @@ from tests.helpers.engines import (
     make_engine,
     record_batches,
     request_of,
+    same_bits,
     write_catalog,
 )
 from tests.helpers.strict_device import RuleBroken, StrictDevice
@@ -202,3 +203,35 @@ def test_without_the_reference_nothing_is_bound(config: RuntimeConfig) -> None:
     with pytest.raises(OpUnavailable, match="allow_reference"):
         engine.start()
     assert engine.allocator.num_used == 0
+
+
+class EagerStrictDevice(StrictDevice):
+    """The same rules inside segments, and the same ops, with nothing captured."""
+
+    is_capturing_supported = False
+
+
+def test_replay_equals_eager_bit_by_bit(oracle: Oracle, config: RuntimeConfig) -> None:
+    """Small enough that eager and captured batches have the same bucket, which makes every op's shapes the same."""
+    ids = [item.item_id for item in oracle.catalog.items]
+    search = Search(
+        beam_widths=(3, 12, 5, 9),
+        num_results=100,
+        rules=Rules(exclude_tags=TAGS[:1], exclude_history=True),
+        return_level_scores=True,
+    )
+    devices = (
+        EagerStrictDevice(),
+        StrictDevice(),
+        StrictDevice(is_graph_per_round=True),
+    )
+    answers = []
+    for device in devices:
+        with make_engine(config, device) as engine:
+            for turn in range(3):
+                requests = [request_of(f"{turn} {i}", ids[i : i + 3], search) for i in (0, 5)]
+                answers.append(engine.recommend(requests))
+        assert bool(device.graphs) == device.is_capturing_supported
+    for replies in answers[1:]:
+        for one, two in zip(answers[0], replies, strict=True):
+            assert same_bits(one, two)
