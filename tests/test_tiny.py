@@ -95,9 +95,7 @@ def test_all_at_once_is_the_same(
 ) -> None:
     engine, _ = running
     history = [item.item_id for item in catalog.items[:5]]
-    requests = [
-        request_of(f"{name} again", history, search) for name, search in SEARCHES.items()
-    ]
+    requests = [request_of(f"{name} again", history, search) for name, search in SEARCHES.items()]
     for reply, search in zip(engine.recommend(requests), SEARCHES.values(), strict=True):
         if search.num_results == 1000:
             oracle.check(reply.results[0], None, history, search)

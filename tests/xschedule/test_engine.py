@@ -8,26 +8,23 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from tests.helpers.catalogs import TAGS, random_catalog, scattered_tokens
+from tests.helpers.catalogs import TAGS
 from tests.helpers.engines import (
     Oracle,
     loaded_catalog,
-    make_config,
     make_engine,
     record_batches,
     request_of,
     same_bits,
-    write_catalog,
 )
-from tests.helpers.tiny_models import TinyShape, write_tiny_model
-from xgr_runtime.config import LimitsConfig, SchedulerConfig, TemplateConfig
+from xgr_runtime.config import TemplateConfig
 from xgr_runtime.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -40,95 +37,10 @@ from xgr_runtime.errors import (
 from xgr_runtime.types import RecRequest, RecResult, Rules, Search
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
     from xgr_runtime import Engine, RuntimeConfig
     from xgr_runtime.xschedule.batch import Batch, BatchOutput
 
-VOCAB = 48
-TIMEOUT_S = 60.0
-QUEUE = 6
-
-
-@pytest.fixture(scope="module")
-def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
-    folder = tmp_path_factory.mktemp("model")
-    catalog = random_catalog(4, 200, scattered_tokens([6, 7, 8], VOCAB, seed=1))
-    return Oracle(write_tiny_model(folder, "qwen3", TinyShape(vocab_size=VOCAB)), catalog)
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory, oracle: Oracle) -> RuntimeConfig:
-    file = write_catalog(tmp_path_factory.mktemp("catalog") / "items.xgr", oracle.catalog)
-    return make_config(
-        oracle.folder,
-        {"main": file},
-        limits=LimitsConfig(max_prompt_tokens=64, max_beam_width=64),
-        scheduler=SchedulerConfig(
-            max_queue=QUEUE,
-            max_batch_histories=2,
-            max_batch_tokens=128,
-            max_batch_rows=128,
-            max_wait_ms=0.0,
-        ),
-    )
-
-
-@pytest.fixture
-def engine(config: RuntimeConfig) -> Iterator[Engine]:
-    with make_engine(config) as engine:
-        yield engine
-
-
-class Gate:
-    """Holds every batch before it runs until `open`; `entered` counts the batches that came."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._is_open = threading.Event()
-        self.entered = threading.Semaphore(0)
-        self.batches: list[Batch] = []
-        run = engine.worker.run
-
-        def gated(batch: Batch) -> BatchOutput:
-            self.batches.append(batch)
-            self.entered.release()
-            assert self._is_open.wait(TIMEOUT_S)
-            return run(batch)
-
-        engine.worker.run = gated  # type: ignore[method-assign]
-
-    def wait_for_batch(self) -> None:
-        assert self.entered.acquire(timeout=TIMEOUT_S)
-
-    def open(self) -> None:
-        self._is_open.set()
-
-
-@pytest.fixture
-def gate(engine: Engine) -> Iterator[Gate]:
-    gate = Gate(engine)
-    yield gate
-    gate.open()
-
-
-def history(oracle: Oracle, first: int = 0) -> list[int]:
-    return [item.item_id for item in oracle.catalog.items[first : first + 3]]
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
-
-
-def is_idle(engine: Engine) -> bool:
-    described = engine.describe()
-    pins = sum(
-        v["num_pins"] for c in described["catalogs"].values() for v in c["versions"].values()
-    )
-    return (described["num_waiting"], pins, engine.allocator.num_used) == (0, 0, 0)
+from tests.xschedule.running import QUEUE, TIMEOUT_S, VOCAB, Gate, history, is_idle, wait_until
 
 
 def test_a_request_that_is_refused_costs_nothing(engine: Engine, oracle: Oracle) -> None:
@@ -198,95 +110,6 @@ def test_a_deadline_of_the_past_is_told_without_running(engine: Engine, oracle: 
     request = request_of("past", history(oracle), deadline_s=time.monotonic() - 1.0)
     with pytest.raises(DeadlineExceeded):
         engine.recommend([request])
-    wait_until(lambda: is_idle(engine))
-
-
-def test_cancelling_a_queued_request_frees_its_place(
-    engine: Engine, gate: Gate, oracle: Oracle
-) -> None:
-    running = engine.submit_future(request_of("running", history(oracle)))
-    gate.wait_for_batch()
-    queued = [engine.submit_future(request_of(f"q{i}", history(oracle))) for i in range(QUEUE - 1)]
-    wait_until(lambda: engine._scheduler.num_queued == QUEUE - 1)
-    with pytest.raises(Overloaded):
-        engine.submit_future(request_of("refused", history(oracle)))
-    assert queued[2].cancel()
-    accepted = engine.submit_future(request_of("accepted", history(oracle)))
-    gate.open()
-    assert accepted.result(TIMEOUT_S).results[0].num_items == 10
-    assert running.result(TIMEOUT_S)
-    with pytest.raises(CancelledError):
-        queued[2].result(TIMEOUT_S)
-    for future in (*queued[:2], *queued[3:]):
-        assert future.result(TIMEOUT_S)
-    assert all("q2" not in batch.request_ids for batch in gate.batches)
-    wait_until(lambda: is_idle(engine))
-
-
-def test_cancelling_a_running_request_keeps_its_mates_and_its_version(
-    engine: Engine, gate: Gate, oracle: Oracle, tmp_path: Path
-) -> None:
-    first = engine.submit_future(request_of("first", history(oracle)))
-    gate.wait_for_batch()
-    gone = engine.submit_future(request_of("gone", history(oracle)))
-    mate = engine.submit_future(request_of("mate", history(oracle)))
-    wait_until(lambda: engine._scheduler.num_queued == 2)
-    assert first.cancel()
-    assert engine.allocator.num_used > 0, "the batch still runs on its pages"
-    (version,) = engine.describe()["catalogs"]["main"]["versions"].values()
-    assert version["num_pins"] == 3, "and on its version"
-    gate.open()
-    gate.wait_for_batch()
-    gone.cancel()
-    assert mate.result(TIMEOUT_S).results[0].num_items == 10
-    with pytest.raises(CancelledError):
-        first.result(TIMEOUT_S)
-    wait_until(lambda: is_idle(engine))
-
-
-def test_cancelling_before_it_is_prepared(engine: Engine, oracle: Oracle) -> None:
-    prepare = engine._intake.prepare
-    entered, go_on = threading.Event(), threading.Event()
-
-    def slow(request: RecRequest, now: float) -> object:
-        entered.set()
-        assert go_on.wait(TIMEOUT_S)
-        return prepare(request, now)
-
-    object.__setattr__(engine._intake, "prepare", slow)
-    in_intake = engine.submit_future(request_of("in intake", history(oracle)))
-    behind = engine.submit_future(request_of("behind", history(oracle)))
-    assert entered.wait(TIMEOUT_S)
-    assert in_intake.cancel()
-    assert behind.cancel()
-    go_on.set()
-    wait_until(lambda: is_idle(engine))
-    object.__setattr__(engine._intake, "prepare", prepare)
-    assert engine.recommend([request_of("after", history(oracle))])
-
-
-def test_a_storm_of_cancellations(engine: Engine, oracle: Oracle) -> None:
-    """Cancelled at any moment by another thread: each future ends once, nothing is lost."""
-    rng = np.random.default_rng(0)
-    alone = {n: engine.recommend([request_of("", history(oracle, n))])[0] for n in range(5)}
-    futures: list[tuple[int, Future[RecResult]]] = []
-    for turn in range(120):
-        n = turn % 5
-        try:
-            futures.append((n, engine.submit_future(request_of(str(turn), history(oracle, n)))))
-        except Overloaded:
-            time.sleep(0.002)
-        if futures and rng.random() < 0.6:
-            futures[int(rng.integers(len(futures)))][1].cancel()
-    num_answered = 0
-    for n, future in futures:
-        try:
-            got = future.result(TIMEOUT_S)
-        except CancelledError:
-            continue
-        num_answered += 1
-        assert got.results[0].item_ids.tolist() == alone[n].results[0].item_ids.tolist()
-    assert num_answered > 0
     wait_until(lambda: is_idle(engine))
 
 
@@ -459,31 +282,6 @@ def test_asyncio(engine: Engine, oracle: Oracle) -> None:
     for i in range(3):
         (alone,) = engine.recommend([request_of("", history(oracle, i))])
         assert results[i].results[0].item_ids.tolist() == alone.results[0].item_ids.tolist()
-
-
-def test_cancelling_the_awaiting_task_frees_everything(
-    engine: Engine, gate: Gate, oracle: Oracle
-) -> None:
-    async def main() -> None:
-        running = asyncio.create_task(engine.submit(request_of("running", history(oracle))))
-        await asyncio.to_thread(gate.wait_for_batch)
-        queued = asyncio.create_task(engine.submit(request_of("queued", history(oracle))))
-        while engine._scheduler.num_queued != 1:
-            await asyncio.sleep(0.001)
-        queued.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await queued
-        assert engine._scheduler.num_queued == 0
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(engine.submit(request_of("slow", history(oracle))), 0.02)
-
-    asyncio.run(main())
-    gate.open()
-    wait_until(lambda: is_idle(engine))
-    assert engine.recommend([request_of("after", history(oracle))])
 
 
 def test_the_same_request_again_is_the_same_bits(engine: Engine, oracle: Oracle) -> None:
