@@ -6,13 +6,12 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.helpers.engines import (
         Oracle,
     )
-    from collections.abc import Callable
-
     from xgr_runtime import Engine
     from xgr_runtime.xschedule.batch import Batch, BatchOutput
 

@@ -20,10 +20,10 @@ from xgr_runtime.errors import (
 )
 
 if TYPE_CHECKING:
-    from xgr_runtime.types import RecRequest, RecResult
     from pathlib import Path
 
     from xgr_runtime import Engine
+    from xgr_runtime.types import RecRequest, RecResult
 
 from tests.xschedule.running import QUEUE, TIMEOUT_S, Gate, history, is_idle, wait_until
 
