@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xgr_runtime.xschedule.batch import Batch, pack_histories
-from xgr_runtime.xschedule.buckets import Capacities, bucket_of, round_up
+from xgr_runtime.xschedule.buckets import bucket_of, round_up
+from xgr_runtime.xschedule.capacities import Capacities
 
 CAPACITIES = Capacities(
     num_tokens=500,

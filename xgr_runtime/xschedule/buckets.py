@@ -3,19 +3,7 @@
 from dataclasses import dataclass
 
 from xgr_runtime.xschedule.batch import Batch
-
-
-@dataclass(frozen=True)
-class Capacities:
-    """The largest sizes any batch has; buffers are allocated for them once."""
-
-    num_tokens: int
-    num_histories: int
-    num_searches: int
-    num_rows: int
-    num_levels: int
-    max_history_tokens: int
-    num_pages_per_history: int
+from xgr_runtime.xschedule.capacities import Capacities
 
 
 @dataclass(frozen=True)

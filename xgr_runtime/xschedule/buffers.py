@@ -12,7 +12,8 @@ import torch
 
 from xgr_runtime.hal.device import Device
 from xgr_runtime.xschedule.batch import Batch
-from xgr_runtime.xschedule.buckets import Bucket, Capacities
+from xgr_runtime.xschedule.buckets import Bucket
+from xgr_runtime.xschedule.capacities import Capacities
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,10 @@ from xgr_runtime.models.base import RecModel
 from xgr_runtime.models.registry import load_model
 from xgr_runtime.models.version import checkpoint_digest
 from xgr_runtime.types import RecRequest, RecResult, Search
-from xgr_runtime.xbeam.catalog import Catalog
 from xgr_runtime.xbeam.rules import RuleCache
 from xgr_runtime.xbeam.template import Template
 from xgr_runtime.xschedule.batch import BatchOutput
-from xgr_runtime.xschedule.buckets import Capacities
+from xgr_runtime.xschedule.capacities import capacities_of, default_num_pages
 from xgr_runtime.xschedule.catalogs import CatalogStore
 from xgr_runtime.xschedule.intake import Intake
 from xgr_runtime.xschedule.model_runner import ModelRunner
@@ -63,9 +62,9 @@ class Engine:
             raise ConfigError("catalogs must name at least one compiled catalogue file")
         self.model_version = model_version
         self._rule_cache = RuleCache(config.cache.rule_cache_bytes)
-        capacities = _capacities(config)
+        capacities = capacities_of(config)
         page_size = config.cache.page_size_tokens
-        num_pages = config.cache.num_pages or _default_num_pages(config)
+        num_pages = config.cache.num_pages or default_num_pages(config)
         self.allocator = PageAllocator(num_pages)
         runner = ModelRunner(
             model,
@@ -408,30 +407,3 @@ def _resolve(future: "Future[RecResult]", outcome: "RecResult | BaseException") 
         future.set_exception(outcome)
     else:
         future.set_result(outcome)
-
-
-def _capacities(config: RuntimeConfig) -> Capacities:
-    limits, scheduler = config.limits, config.scheduler
-    num_levels = config.cache.max_levels or max(
-        (Catalog.open(path).num_levels for path in config.catalogs.values()), default=1
-    )
-    page_size = config.cache.page_size_tokens
-    return Capacities(
-        num_tokens=scheduler.max_batch_tokens,
-        num_histories=scheduler.max_batch_histories,
-        num_searches=scheduler.max_batch_histories,
-        num_rows=scheduler.max_batch_rows,
-        num_levels=num_levels,
-        max_history_tokens=limits.max_prompt_tokens,
-        num_pages_per_history=-(-limits.max_prompt_tokens // page_size),
-    )
-
-
-def _default_num_pages(config: RuntimeConfig) -> int:
-    """The null page, and enough for a full batch whose histories each waste part of a page."""
-    page_size = config.cache.page_size_tokens
-    return (
-        1
-        + -(-config.scheduler.max_batch_tokens // page_size)
-        + config.scheduler.max_batch_histories
-    )

@@ -1,0 +1,47 @@
+"""The largest sizes of any batch, from the configuration: what static buffers are allocated for."""
+
+from dataclasses import dataclass
+
+from xgr_runtime.config import RuntimeConfig
+from xgr_runtime.xbeam.catalog import Catalog
+
+
+@dataclass(frozen=True)
+class Capacities:
+    """The largest sizes any batch has; buffers are allocated for them once."""
+
+    num_tokens: int
+    num_histories: int
+    num_searches: int
+    num_rows: int
+    num_levels: int
+    max_history_tokens: int
+    num_pages_per_history: int
+
+
+def capacities_of(config: RuntimeConfig) -> Capacities:
+    """The sizes that a configuration asks for. Opens the catalogues for their number of levels; raises CatalogError."""
+    limits, scheduler = config.limits, config.scheduler
+    num_levels = config.cache.max_levels or max(
+        (Catalog.open(path).num_levels for path in config.catalogs.values()), default=1
+    )
+    page_size = config.cache.page_size_tokens
+    return Capacities(
+        num_tokens=scheduler.max_batch_tokens,
+        num_histories=scheduler.max_batch_histories,
+        num_searches=scheduler.max_batch_histories,
+        num_rows=scheduler.max_batch_rows,
+        num_levels=num_levels,
+        max_history_tokens=limits.max_prompt_tokens,
+        num_pages_per_history=-(-limits.max_prompt_tokens // page_size),
+    )
+
+
+def default_num_pages(config: RuntimeConfig) -> int:
+    """The null page, and enough for a full batch whose histories each waste part of a page."""
+    page_size = config.cache.page_size_tokens
+    return (
+        1
+        + -(-config.scheduler.max_batch_tokens // page_size)
+        + config.scheduler.max_batch_histories
+    )
