@@ -19,8 +19,8 @@ from xgr_runtime.xbeam.search import LevelHead, run_round
 from xgr_runtime.xbeam.slot import CatalogSlot
 from xgr_runtime.xbeam.state import BeamState
 from xgr_runtime.xschedule.buckets import Bucket
-from xgr_runtime.xschedule.capacities import Capacities
 from xgr_runtime.xschedule.buffers import BatchInputs, InputBuffers
+from xgr_runtime.xschedule.capacities import Capacities
 from xgr_runtime.xschedule.graph_runner import GraphPlan, Segment
 
 
