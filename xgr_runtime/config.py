@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 
+from xgr_runtime.config_check import check_config
 from xgr_runtime.errors import ConfigError
 from xgr_runtime.types import Normalization, OnOverflow, OnUnknown
 
@@ -65,7 +66,6 @@ class LimitsConfig:
     max_prompt_tokens: int = 4096
     max_exclusions: int = 20000
     max_tags: int = 64
-    max_searches: int = 1
     max_message_bytes: int = 4 * 1024 * 1024
     max_request_id_length: int = 128
 
@@ -176,72 +176,6 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Resol
     config = _build(RuntimeConfig, tree, "")
     check_config(config)
     return ResolvedConfig(config, origins)
-
-
-def check_config(config: RuntimeConfig) -> None:
-    """Raise ConfigError for values of the right type that cannot work."""
-    positive: tuple[tuple[str, float], ...] = (
-        *(
-            (f"limits.{f.name}", getattr(config.limits, f.name))
-            for f in dataclasses.fields(config.limits)
-        ),
-        ("scheduler.max_queue", config.scheduler.max_queue),
-        ("scheduler.max_batch_histories", config.scheduler.max_batch_histories),
-        ("scheduler.max_batch_tokens", config.scheduler.max_batch_tokens),
-        ("scheduler.max_batch_rows", config.scheduler.max_batch_rows),
-        ("cache.page_size_tokens", config.cache.page_size_tokens),
-        ("cache.catalog_slots", config.cache.catalog_slots),
-        ("cache.rule_rows", config.cache.rule_rows),
-        ("search.beam_width", config.search.beam_width),
-        ("search.num_results", config.search.num_results),
-    )
-    for name, value in positive:
-        if value < 1:
-            raise ConfigError(f"{name} must be at least 1, got {value}")
-    if not 1.0 <= config.cache.catalog_headroom <= 16.0:
-        raise ConfigError(
-            f"cache.catalog_headroom must be in [1, 16], got {config.cache.catalog_headroom}"
-        )
-    if config.scheduler.max_wait_ms < 0:
-        raise ConfigError(
-            f"scheduler.max_wait_ms must not be negative, got {config.scheduler.max_wait_ms}"
-        )
-    if not 0 <= config.service.port <= 65535:
-        raise ConfigError(f"service.port must be in [0, 65535], got {config.service.port}")
-    pairs = (
-        (
-            "limits.max_beam_width",
-            config.limits.max_beam_width,
-            "scheduler.max_batch_rows",
-            config.scheduler.max_batch_rows,
-        ),
-        (
-            "limits.max_prompt_tokens",
-            config.limits.max_prompt_tokens,
-            "scheduler.max_batch_tokens",
-            config.scheduler.max_batch_tokens,
-        ),
-        (
-            "search.beam_width",
-            config.search.beam_width,
-            "limits.max_beam_width",
-            config.limits.max_beam_width,
-        ),
-        (
-            "search.num_results",
-            config.search.num_results,
-            "limits.max_num_results",
-            config.limits.max_num_results,
-        ),
-    )
-    for name, value, bound_name, bound in pairs:
-        if value > bound:
-            raise ConfigError(f"{name} must not exceed {bound_name} ({bound}), got {value}")
-    if config.default_catalog and config.default_catalog not in config.catalogs:
-        known = ", ".join(sorted(config.catalogs)) or "none"
-        raise ConfigError(
-            f"default_catalog {config.default_catalog!r} is not among catalogs ({known})"
-        )
 
 
 class _StrictLoader(yaml.SafeLoader):

@@ -18,6 +18,7 @@ NORMALIZATIONS: tuple[Normalization, ...] = ("vocab", "level", "valid")
 OnOverflow = Literal["truncate", "error"]
 OnUnknown = Literal["skip", "error"]
 SearchStatus = Literal["ok", "failed"]
+MAX_SEARCHES = 1  # searches of one request; several per history are not supported yet
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ def searches(draw: st.DrawFn) -> Search:
 
 
 @st.composite
-def requests(draw: st.DrawFn, max_searches: int = 3) -> RecRequest:
+def requests(draw: st.DrawFn, max_searches: int = 1) -> RecRequest:
     inputs: dict[str, Any] = draw(
         st.one_of(
             st.fixed_dictionaries({"history_item_ids": int64_arrays()}),

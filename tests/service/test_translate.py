@@ -19,7 +19,6 @@ LIMITS = LimitsConfig(
     max_prompt_tokens=6,
     max_exclusions=10,
     max_tags=12,
-    max_searches=3,
 )
 HISTORY = pb.Int64Values(values=[1, 2])
 
@@ -237,8 +236,7 @@ def test_all_faults_are_collected() -> None:
         on_unknown=-1,  # type: ignore[arg-type]
         history_item_ids=pb.Int64Values(values_le=b"1"),
         searches=[
-            pb.Search(beam_width=0),
-            pb.Search(rules=pb.Rules(exclude_tags=[""]), num_results=0),
+            pb.Search(beam_width=0, num_results=0, rules=pb.Rules(exclude_tags=[""])),
         ],
     )
     message.history_keys.SetInParent()
@@ -251,8 +249,8 @@ def test_all_faults_are_collected() -> None:
         "history_item_ids.values_le",
         "history",
         "searches[0].beam_width",
-        "searches[1].num_results",
-        "searches[1].rules.exclude_tags[0]",
+        "searches[0].num_results",
+        "searches[0].rules.exclude_tags[0]",
         "on_overflow",
         "on_unknown",
     ]

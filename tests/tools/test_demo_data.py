@@ -31,17 +31,17 @@ Checkpoint = tuple[Network, HyperParameters, dict[str, str]]
 
 
 def raw_sequences() -> dict[int, list[int]]:
-    """Every user's items by (timestamp, line) straight from the file in the wheel."""
+    """Every user's items by (timestamp, item id) straight from the file in the wheel."""
     spec = importlib.util.find_spec("recbole")
     assert spec is not None, f"recbole is missing: {movielens.INSTALL_COMMAND}"
     assert spec.origin is not None
     path = Path(spec.origin).parent / "dataset_example" / "ml-100k" / "ml-100k.inter"
     lines = path.read_bytes().decode().splitlines()[1:]
-    rows: dict[int, list[tuple[float, int, int]]] = {}
-    for number, line in enumerate(lines):
+    rows: dict[int, list[tuple[float, int]]] = {}
+    for line in lines:
         user, item, _, timestamp = line.split("\t")
-        rows.setdefault(int(user), []).append((float(timestamp), number, int(item)))
-    return {user: [item for _, _, item in sorted(rows[user])] for user in rows}
+        rows.setdefault(int(user), []).append((float(timestamp), int(item)))
+    return {user: [item for _, item in sorted(rows[user])] for user in rows}
 
 
 @pytest.fixture(scope="module")

@@ -90,16 +90,29 @@ def num_pins(intake: Intake) -> int:
 
 
 SEARCH_FAULTS: dict[str, tuple[Search, str, str]] = {
-    "no width": (Search(beam_width=0), "beam_width", r"must be in \[1, 64\] .* got 0"),
-    "too wide": (Search(beam_width=65), "beam_width", "see limits.max_beam_width"),
+    "half a beam": (
+        Search(beam_width=2.5),  # type: ignore[arg-type]
+        "beam_width", "must be a whole number, got 2.5"),
+    "yes as a width": (Search(beam_widths=(True, 1, 1)), "beam_widths[0]", "whole number"),
+    "an id that is a word": (
+        Search(rules=Rules(exclude_item_ids=("7",))),  # type: ignore[arg-type]
+        "rules.exclude_item_ids", "must be 64-bit whole numbers, got '7'"),
+    "a tag that is a number": (
+        Search(rules=Rules(exclude_tags=(7,))),  # type: ignore[arg-type]
+        "rules.exclude_tags", "must be strings, got 7"),
+    "one string for many": (
+        Search(rules=Rules(exclude_keys="abc")),  # type: ignore[arg-type]
+        "rules.exclude_keys", "must be a tuple of strings, got str"),
+    "no width": (Search(beam_width=0), "beam_width", r"must be in \[1, 64\], got 0; raise limits.max_beam_width"),
+    "too wide": (Search(beam_width=65), "beam_width", "raise limits.max_beam_width"),
     "a level too wide": (
-        Search(beam_widths=(1, 65, 1)), "beam_widths[1]", r"must be in \[1, 64\] .* got 65"),
+        Search(beam_widths=(1, 65, 1)), "beam_widths[1]", r"must be in \[1, 64\], got 65"),
     "both widths": (
         Search(beam_width=3, beam_widths=(3, 3, 3)), "beam_widths", "exclude each other"),
     "widths of other levels": (
         Search(beam_widths=(3, 3)), "beam_widths", "expected 3 widths, one a level, got 2"),
     "no results": (Search(num_results=0), "num_results", r"must be in \[1, 30\]"),
-    "too many results": (Search(num_results=31), "num_results", "see limits.max_num_results"),
+    "too many results": (Search(num_results=31), "num_results", "raise limits.max_num_results"),
     "no items a SID": (Search(max_items_per_sid=0), "max_items_per_sid", "at least 1, got 0"),
     "unknown normaliser": (
         Search(normalization="softmax"),  # type: ignore[arg-type]
@@ -110,11 +123,34 @@ SEARCH_FAULTS: dict[str, tuple[Search, str, str]] = {
     "many tags": (
         Search(rules=Rules(require=(("a", "b"),), exclude_tags=("c", "d"))),
         "rules.require", "at most limits.max_tags = 3 tags, got 4"),
-    "many empty groups": (
-        Search(rules=Rules(require=((),) * 4)), "rules.require", "at most limits.max_tags = 3"),
+    "an empty group": (
+        Search(rules=Rules(require=((),))), "rules.require[0]", "at least one tag"),
 }  # fmt: skip
 
 REQUEST_FAULTS: dict[str, tuple[RecRequest, str, str]] = {
+    "fractional ids": (
+        RecRequest(history_item_ids=np.asarray([1.5])),  # type: ignore[arg-type]
+        "history_item_ids", "must be whole numbers, got float64"),
+    "truth values as ids": (
+        RecRequest(history_item_ids=np.asarray([True])),  # type: ignore[arg-type]
+        "history_item_ids", "must be whole numbers, got bool"),
+    "a matrix of ids": (
+        RecRequest(history_item_ids=np.ones((2, 2), np.int64)),
+        "history_item_ids", r"must have one dimension, got shape \[2, 2\]"),
+    "a matrix of tokens": (
+        RecRequest(prompt_token_ids=np.ones((2, 2), np.int64)),
+        "prompt_token_ids", "must have one dimension"),
+    "an id beyond 64 bits": (
+        RecRequest(history_item_ids=[2**63]),  # type: ignore[arg-type]
+        "history_item_ids", "must be 64-bit whole numbers, got 9223372036854775808"),
+    "an unsigned id beyond 63 bits": (
+        RecRequest(history_item_ids=np.asarray([2**63], np.uint64)),  # type: ignore[arg-type]
+        "history_item_ids", "must fit into 64 bits"),
+    "a flat list of codes": (
+        RecRequest(history_sids=np.ones(3, np.uint32)),
+        "history_sids", r"must have shape \[n, levels\], got \[3\]"),
+    "an unknown option": (
+        by_ids(on_unknown="bogus"), "on_unknown", "must be one of skip, error, got 'bogus'"),
     "long request id": (by_ids(request_id="x" * 11), "request_id", "at most .* = 10 characters"),
     "no history": (RecRequest(), "history", "exactly one of .* must be given, got none"),
     "two histories": (
@@ -122,7 +158,7 @@ REQUEST_FAULTS: dict[str, tuple[RecRequest, str, str]] = {
     "no search": (RecRequest(history_keys=(), searches=()), "searches", "at least one"),
     "two searches": (
         RecRequest(history_keys=(), searches=(Search(), Search())),
-        "searches", "at most 1 searches are supported, got 2"),
+        "searches", "at most 1 is supported, got 2"),
     "endless history": (
         by_ids([1] * 51), "history_item_ids", "at most 50 entries .* got 51"),
     "empty prompt": (

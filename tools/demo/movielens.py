@@ -4,9 +4,10 @@ The data's licence forbids redistribution, so nothing of it is kept in the repos
 the package index carries the files, and they are read in place. recbole itself is never imported
 (its dependencies need not be installed); only its location is looked up.
 
-Order: a user's interactions are sorted by timestamp; equal timestamps keep the order of the file.
-Many sessions rate several films within one second. Breaking those ties by item id would write a
-pattern into the sequences that is not in the data, the file's own order is arbitrary and does not.
+Order: a user's interactions are sorted by timestamp, then by item id. Many sessions rate several films
+within one second (for 415 of the 943 users the last timestamp is shared), so the rule for ties decides
+who is the last item, and it moves the baselines: Recall@10 of popularity and Markov-1 is 0.050 and 0.148
+with this rule, 0.086 and 0.145 with the file's own order. The rule is the same for all rows of a table.
 
 Split of a user's sequence, used everywhere in the demo:
   items[:-2] trains the candidates,  items[-2] chooses among them (validation),
@@ -71,10 +72,7 @@ def load_sequences() -> dict[int, list[int]]:
         data_folder() / "ml-100k.inter", INTERACTION_HEADER
     ):
         timed.setdefault(int(user), []).append((float(timestamp), int(item)))
-    return {
-        user: [item for _, item in sorted(timed[user], key=lambda pair: pair[0])]
-        for user in sorted(timed)
-    }
+    return {user: [item for _, item in sorted(timed[user])] for user in sorted(timed)}
 
 
 def load_titles() -> dict[int, str]:

@@ -22,7 +22,15 @@ from xgr_runtime.service.wire_arrays import (
     read_int64,
     read_sids,
 )
-from xgr_runtime.types import Normalization, OnOverflow, OnUnknown, RecRequest, Rules, Search
+from xgr_runtime.types import (
+    MAX_SEARCHES,
+    Normalization,
+    OnOverflow,
+    OnUnknown,
+    RecRequest,
+    Rules,
+    Search,
+)
 
 INPUTS = ("history_item_ids", "history_keys", "history_sids", "prompt_token_ids")
 ON_OVERFLOW: "dict[pb.OnOverflow, OnOverflow | None]" = {
@@ -134,8 +142,8 @@ def _read_searches(
     count = len(message.searches)
     if not count:
         found.add("searches", "at least one search must be given, got none")
-    if count > limits.max_searches:
-        found.add("searches", f"at most {limits.max_searches} can be given, got {count}")
+    if count > MAX_SEARCHES:
+        found.add("searches", f"at most {MAX_SEARCHES} can be given, got {count}")
         return ()
     return tuple(
         _read_search(search, f"searches[{i}]", limits, found)

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from xgr_runtime.config import RuntimeConfig
-from xgr_runtime.errors import ConfigError, EngineClosed, InvalidRequest, Overloaded
+from xgr_runtime.config_check import check_config
+from xgr_runtime.errors import ConfigError, EngineClosed, Overloaded
 from xgr_runtime.hal.device import Device
 from xgr_runtime.hal.discovery import open_device
 from xgr_runtime.kvcache.allocator import PageAllocator
@@ -46,6 +47,7 @@ class Engine:
     def __init__(
         self, config: RuntimeConfig, device: Device, model: RecModel, model_version: str
     ) -> None:
+        check_config(config)
         self.config, self.device = config, device
         self._template = Template.from_config(config.template)
         if not self._template.min_token_id >= 0 or self._template.max_token_id >= model.vocab_size:
@@ -238,7 +240,6 @@ class Engine:
             return
         try:
             state = self._intake.prepare(request, arrival_s)
-            self._check_fits(state)
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller must hear of it
             _resolve(future, error)
             return
@@ -263,25 +264,6 @@ class Engine:
             raise EngineClosed(f"the engine stopped: {self._failure!r}") from self._failure
         if self._is_draining or self._thread is None:
             raise EngineClosed("the engine is closed or not started and accepts no requests")
-
-    def _check_fits(self, state: RequestState) -> None:
-        rows, limit = state.num_rows, self.config.scheduler.max_batch_rows
-        if rows > limit:
-            self._release(state)
-            raise InvalidRequest(
-                [("searches", f"need {rows} rows, scheduler.max_batch_rows is {limit}")]
-            )
-        pages = -(-state.num_tokens // self.config.cache.page_size_tokens)
-        if pages > self.allocator.num_pages - 1:
-            self._release(state)
-            raise InvalidRequest(
-                [
-                    (
-                        "history",
-                        f"needs {pages} KV pages, cache.num_pages gives {self.allocator.num_pages - 1}",
-                    )
-                ]
-            )
 
     def _stop_waiting(self) -> None:
         with self._wake:

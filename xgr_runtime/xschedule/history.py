@@ -118,12 +118,12 @@ def _resolve_sids(
     sids: npt.NDArray[np.uint32], catalog: Catalog
 ) -> tuple[str, npt.NDArray[np.uint32], Int64Array, npt.NDArray[np.bool_]]:
     """A SID is known when each code has a token: an item that left the catalogue still encodes a history."""
-    if sids.ndim != 2 or sids.shape[1] != catalog.num_levels:
+    if not sids.size:
+        sids = sids.reshape(0, catalog.num_levels).astype(np.uint32)
+    if sids.shape[1] != catalog.num_levels:
         raise InvalidRequest(
             [("history_sids", f"must have shape [n, {catalog.num_levels}], got {list(sids.shape)}")]
         )
-    if sids.dtype.kind not in "iu":
-        raise InvalidRequest([("history_sids", f"must be whole numbers, got {sids.dtype}")])
     is_known = np.ones(len(sids), dtype=bool)
     for level, tokens in enumerate(catalog.token_of):
         codes = sids[:, level]

@@ -10,16 +10,15 @@ import numpy as np
 
 from xgr_runtime.config import RuntimeConfig
 from xgr_runtime.errors import InvalidRequest
-from xgr_runtime.types import NORMALIZATIONS, Int64Array, RecRequest, Search
+from xgr_runtime.types import Int64Array, RecRequest, Search
 from xgr_runtime.xbeam.rules import Cleared, RuleCache, TagExpression, clear_exclusions
 from xgr_runtime.xbeam.template import Template
 from xgr_runtime.xschedule.history import RenderedHistory, render_history
 from xgr_runtime.xschedule.request import RequestState, SearchState, as_int64
+from xgr_runtime.xschedule.request_check import Violations, check_request
 
 if TYPE_CHECKING:
     from xgr_runtime.xschedule.catalogs import CatalogStore, LoadedCatalog
-
-Violations = list[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -126,87 +125,3 @@ class Intake:
         if rules.exclude_history:
             parts.append(history.positions)
         return np.unique(np.concatenate(parts)), num_unknown
-
-
-def check_request(request: RecRequest, config: RuntimeConfig) -> Violations:
-    """Everything that can be refused without a catalogue."""
-    limits = config.limits
-    found: Violations = []
-    if len(request.request_id) > limits.max_request_id_length:
-        found.append(
-            (
-                "request_id",
-                f"at most limits.max_request_id_length = {limits.max_request_id_length} characters",
-            )
-        )
-    inputs = {
-        "history_item_ids": request.history_item_ids,
-        "history_keys": request.history_keys,
-        "history_sids": request.history_sids,
-        "prompt_token_ids": request.prompt_token_ids,
-    }
-    given = {name: value for name, value in inputs.items() if value is not None}
-    if len(given) != 1:
-        got = ", ".join(given) or "none"
-        found.append(("history", f"exactly one of {', '.join(inputs)} must be given, got {got}"))
-    bound = max(limits.max_input_items, limits.max_prompt_tokens)
-    for name, value in given.items():
-        if len(value) > bound:
-            found.append(
-                (name, f"at most {bound} entries (limits.max_input_items), got {len(value)}")
-            )
-    if not request.searches:
-        found.append(("searches", "at least one search must be given"))
-    if len(request.searches) > limits.max_searches:
-        found.append(
-            (
-                "searches",
-                f"at most {limits.max_searches} searches are supported, got {len(request.searches)}",
-            )
-        )
-    for index, search in enumerate(request.searches[: limits.max_searches]):
-        found += [
-            (f"searches[{index}].{name}", text) for name, text in _check_search(search, config)
-        ]
-    return found
-
-
-def _check_search(search: Search, config: RuntimeConfig) -> Violations:
-    limits, found = config.limits, Violations()
-
-    def check_range(name: str, value: int | None, upper: int, limit: str) -> None:
-        if value is not None and not 1 <= value <= upper:
-            found.append(
-                (name, f"must be in [1, {upper}] for this config, got {value}; see {limit}")
-            )
-
-    check_range("beam_width", search.beam_width, limits.max_beam_width, "limits.max_beam_width")
-    check_range("num_results", search.num_results, limits.max_num_results, "limits.max_num_results")
-    if search.beam_width is not None and search.beam_widths is not None:
-        found.append(("beam_widths", "beam_width and beam_widths exclude each other"))
-    for i, width in enumerate(search.beam_widths or ()):
-        check_range(f"beam_widths[{i}]", width, limits.max_beam_width, "limits.max_beam_width")
-    if search.max_items_per_sid is not None and search.max_items_per_sid < 1:
-        found.append(("max_items_per_sid", f"must be at least 1, got {search.max_items_per_sid}"))
-    if search.normalization is not None and search.normalization not in NORMALIZATIONS:
-        found.append(
-            (
-                "normalization",
-                f"must be one of {', '.join(NORMALIZATIONS)}, got {search.normalization!r}",
-            )
-        )
-    rules = search.rules
-    num_exclusions = len(rules.exclude_item_ids) + len(rules.exclude_keys)
-    if num_exclusions > limits.max_exclusions:
-        found.append(
-            (
-                "rules.exclude_item_ids",
-                f"at most limits.max_exclusions = {limits.max_exclusions} items, got {num_exclusions}",
-            )
-        )
-    num_tags = sum(len(group) for group in rules.require) + len(rules.exclude_tags)
-    if num_tags > limits.max_tags or len(rules.require) > limits.max_tags:
-        found.append(
-            ("rules.require", f"at most limits.max_tags = {limits.max_tags} tags, got {num_tags}")
-        )
-    return found
