@@ -1,33 +1,36 @@
-"""Versions of a catalogue: load beside traffic, activate between batches, pin, roll back, refuse, retire.
-
-Each version here has item ids of its own range (version k: k * 10,000 onward), so one look at a reply says which
-version answered it.
-"""
+"""Versions of a catalogue: load beside traffic, activate between batches, pin, roll back, refuse."""
 
 from __future__ import annotations
 
 import gc
 import threading
 import weakref
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from tests.helpers.catalogs import contiguous_tokens, random_catalog, scattered_tokens
+from tests.helpers.catalogs import contiguous_tokens, random_catalog
 from tests.helpers.engines import (
     Oracle,
     loaded_catalog,
-    make_config,
-    make_engine,
     record_batches,
     request_of,
     write_catalog,
 )
 from tests.helpers.oracle import Catalog
 from tests.helpers.tiny_models import TinyShape, write_tiny_model
-from xgr_runtime.config import CacheConfig, SchedulerConfig
+from tests.xschedule.versions import (
+    PROMPT,
+    RANGE,
+    VOCAB,
+    Versions,
+    ask,
+    assert_is_version,
+    device_bytes,
+    start_engine,
+    state_of,
+)
 from xgr_runtime.errors import CatalogError, CheckpointError, NotFound
 from xgr_runtime.types import RecRequest, Rules, Search
 
@@ -37,36 +40,9 @@ if TYPE_CHECKING:
 
     from tests.helpers.oracle import Sid
     from xgr_runtime import Engine
-    from xgr_runtime.types import SearchResult
     from xgr_runtime.xschedule.batch import Batch, BatchOutput
 
-VOCAB = 64
-RANGE = 10_000
-TOKENS = scattered_tokens([8, 8, 8], VOCAB, seed=6)
 TIMEOUT_S = 60.0
-PROMPT = np.asarray([1, 5, 9, 11], dtype=np.int64)
-
-
-def version_of(number: int, num_items: int = 150) -> Catalog:
-    """Other SIDs and other ids in every version."""
-    catalog = random_catalog(number, num_items, TOKENS)
-    items = [replace(item, item_id=number * RANGE + i) for i, item in enumerate(catalog.items)]
-    return Catalog(tuple(items), TOKENS)
-
-
-class Versions:
-    """Catalogue files by number, written on first use; version names are v1, v2, ..."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.catalogs: dict[int, Catalog] = {}
-
-    def path(self, number: int, num_items: int = 150) -> str:
-        path = self._folder / f"{number}.xgr"
-        if number not in self.catalogs:
-            self.catalogs[number] = version_of(number, num_items)
-            write_catalog(path, self.catalogs[number], f"v{number}")
-        return str(path)
 
 
 @pytest.fixture(scope="module")
@@ -79,37 +55,10 @@ def versions(tmp_path: Path) -> Versions:
     return Versions(tmp_path)
 
 
-def start_engine(folder: Path, versions: Versions, num_slots: int = 2) -> Engine:
-    config = make_config(
-        folder,
-        {"main": versions.path(1)},  # type: ignore[dict-item]
-        scheduler=SchedulerConfig(
-            max_batch_histories=4, max_batch_rows=2048, max_batch_tokens=512, max_wait_ms=0.0
-        ),
-        cache=CacheConfig(catalog_slots=num_slots),
-    )
-    return make_engine(config)
-
-
 @pytest.fixture
 def engine(folder: Path, versions: Versions) -> Iterator[Engine]:
     with start_engine(folder, versions) as engine:
         yield engine
-
-
-def ask(engine: Engine, version: str = "", **search: Any) -> SearchResult:
-    request = RecRequest(
-        prompt_token_ids=PROMPT,
-        searches=(Search(catalog_version=version, beam_width=600, num_results=1000, **search),),
-    )
-    return engine.recommend([request])[0].results[0]
-
-
-def assert_is_version(result: SearchResult, number: int, versions: Versions) -> None:
-    """Every servable item of that version and nothing else: the search was exhaustive."""
-    assert result.catalog_version == f"v{number}"
-    expected = {i.item_id for i in versions.catalogs[number].items if i.servable}
-    assert set(result.item_ids.tolist()) == expected
 
 
 def test_load_activate_pin_and_roll_back(engine: Engine, versions: Versions) -> None:
@@ -215,11 +164,6 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 }
 
 
-def state_of(engine: Engine) -> Any:
-    described = engine.describe()
-    return described["catalogs"], set(engine.catalogs.by_slot), described["num_free_pages"]
-
-
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_changes_nothing(
     engine: Engine, versions: Versions, tmp_path: Path, damage: str
@@ -238,6 +182,7 @@ def test_a_damaged_file_changes_nothing(
     assert_is_version(ask(engine, "v2"), 2, versions)
     path.unlink(missing_ok=True)
     del versions.catalogs[3]
+    engine.retire_catalog("main", "v2")
     assert engine.load_catalog("main", versions.path(3)) == "v3"
 
 
@@ -321,14 +266,6 @@ def test_retirement_frees(folder: Path, versions: Versions) -> None:
         assert rules.num_rule_sets <= 2
 
 
-def device_bytes(engine: Engine) -> int:
-    """Bytes of all slots, full or free."""
-    named = engine.catalogs._names["main"]
-    return sum(v.slot.nbytes for v in named.versions.values()) + sum(
-        slot.nbytes for _, slot in named.free_slots
-    )
-
-
 def test_explicit_retirement_makes_room(engine: Engine, versions: Versions) -> None:
     engine.load_catalog("main", versions.path(2))
     engine.retire_catalog("main", "v2")
@@ -347,6 +284,7 @@ def test_explicit_retirement_makes_room(engine: Engine, versions: Versions) -> N
 def test_a_version_that_outgrows_its_slot(engine: Engine, versions: Versions) -> None:
     """A larger version gets a slot of its own size in place of a free one; the active one is not touched."""
     engine.load_catalog("main", versions.path(2))
+    engine.retire_catalog("main", "v2")
     answer = ask(engine)
     engine.load_catalog("main", versions.path(3, num_items=600))
     assert_is_version(ask(engine, "v3"), 3, versions)

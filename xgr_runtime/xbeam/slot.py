@@ -149,6 +149,11 @@ class CatalogSlot:
             self.write_alive(ALL_ALIVE_ROW, level, np.ones(len(codes), dtype=bool))
         self.catalog = catalog
 
+    def free(self) -> None:
+        """Let go of the device arrays, whoever still holds the slot. It cannot be used afterwards."""
+        self.levels, self.token_of, self.catalog = (), (), None
+        self._dense_positions = []
+
     def write_alive(self, row: int, level: int, alive: npt.NDArray[np.bool_]) -> None:
         """Write the bits of the level's edges (CSR order) into `row`."""
         target = self.levels[level].alive_RE[row]

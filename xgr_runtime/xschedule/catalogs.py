@@ -1,9 +1,11 @@
 """The catalogue versions of an engine: load beside traffic, activate between batches, roll back, retire.
 
-A version occupies a slot from load to retirement. A request pins the version it starts with; a version is retired only
-when it is neither active nor pinned, oldest first, when its slot is needed or when asked.
+A version occupies a slot from load to retirement. A request pins the version it starts with; a version that is active or
+pinned is never retired. When a load needs a slot it retires the version that was active longest ago. One that was loaded
+but never activated is somebody's next step: only `retire` frees it.
 """
 
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -15,13 +17,18 @@ from xgr_runtime.hal.device import Device
 from xgr_runtime.models.head import CatalogHead, Head, LevelRows
 from xgr_runtime.xbeam.catalog import Catalog
 from xgr_runtime.xbeam.rules import RuleCache, TagExpression
-from xgr_runtime.xbeam.slot import CatalogSlot, SlotPlan, plan_slot
+from xgr_runtime.xbeam.slot import CatalogSlot, plan_slot
 from xgr_runtime.xschedule.rule_rows import RuleRowTable
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
 class LoadedCatalog:
-    """A version on the device. slot_index is unique for the life of the process per allocated slot."""
+    """A version on the device. slot_index is unique for the life of the process per allocated slot.
+
+    activation: the running number of its latest activation, 0 when it was never active.
+    """
 
     name: str
     version: str
@@ -31,6 +38,10 @@ class LoadedCatalog:
     head: CatalogHead
     rule_rows: RuleRowTable
     num_pins: int = 0
+    activation: int = 0
+
+
+_IndexedSlot = tuple[int, CatalogSlot]
 
 
 @dataclass
@@ -38,7 +49,7 @@ class _Named:
     versions: dict[str, LoadedCatalog] = field(default_factory=dict)
     active: str = ""
     is_loading: bool = False
-    free_slots: list[tuple[int, CatalogSlot]] = field(default_factory=list)
+    free_slots: list[_IndexedSlot] = field(default_factory=list)
 
 
 class CatalogStore:
@@ -60,11 +71,22 @@ class CatalogStore:
         self._lock = threading.Lock()
         self._names: dict[str, _Named] = {}
         self._next_slot_index = 0
+        self._num_activations = 0
         self._rows_of_slot: dict[int, list[weakref.ref[LevelRows]]] = {}
         self.by_slot: dict[int, LoadedCatalog] = {}
 
     def load(self, name: str, path: str, max_levels: int | None) -> str:
-        """Open, verify and load a file beside the running version; returns its version. Changes nothing on failure."""
+        """Open, verify and load a file beside the running version; returns its version.
+
+        Where it goes, the first that is possible: a free slot it fits; a new slot while there are fewer than
+        cache.catalog_slots; a new slot in place of a free one; the slot of the version that was active longest ago and is
+        now neither active nor pinned. That version is retired, and its slot is filled in place, or freed for a new one when
+        the catalogue does not fit.
+
+        Raises CatalogError, CheckpointError, and what the device raises when it is out of memory. Whatever is raised, every
+        version stays loaded and the active one active, except in the last case: there the version retired for its slot
+        stays retired when allocating or filling the slot fails.
+        """
         catalog = Catalog.open(path)
         catalog.verify()
         catalog.prepare()
@@ -75,28 +97,18 @@ class CatalogStore:
             )
         head = self._head.for_catalog(catalog.token_of)
         named = self._begin_load(name, catalog)
-        taken: tuple[int, CatalogSlot] | None = None
+        reused: _IndexedSlot | None = None
         try:
-            taken = self._take_slot(named, name, plan_slot(catalog, self._config), catalog)
-            index, slot = taken
-            self._drop_graphs_of_other_head(index, head.levels)
+            reused = self._reuse_slot(named, name, catalog)
+            index, slot = reused or self._new_slot(catalog)
             slot.load(catalog)
+            table = RuleRowTable(slot.num_rule_rows, TagExpression())
+            loaded = LoadedCatalog(name, catalog.version, catalog, slot, index, head, table)
         except BaseException:
-            with self._lock:
-                named.is_loading = False
-                if taken is not None:
-                    named.free_slots.append(taken)
+            self._give_up_load(named, name, reused)
             raise
-        loaded = LoadedCatalog(
-            name,
-            catalog.version,
-            catalog,
-            slot,
-            index,
-            head,
-            RuleRowTable(slot.num_rule_rows, TagExpression()),
-        )
         with self._lock:
+            self._drop_graphs_of_other_head(index, head.levels)
             named.versions[catalog.version] = loaded
             named.is_loading = False
             self.by_slot[index] = loaded
@@ -105,8 +117,10 @@ class CatalogStore:
     def activate(self, name: str, version: str) -> None:
         """New requests without a pinned version use `version` from now on."""
         with self._lock:
-            self._find(name, version)
-            self._names[name].active = version
+            loaded = self._find(name, version)
+            self._num_activations += 1
+            loaded.activation = self._num_activations
+            self._names[name].active = loaded.version
 
     def retire(self, name: str, version: str) -> None:
         """Free a version that is neither active nor in use."""
@@ -172,34 +186,74 @@ class CatalogStore:
             named.is_loading = True
             return named
 
-    def _take_slot(
-        self, named: _Named, name: str, plan: SlotPlan, catalog: Catalog
-    ) -> tuple[int, CatalogSlot]:
-        """A free slot the catalogue fits, else a new one in place of a free or unused one."""
+    def _reuse_slot(self, named: _Named, name: str, catalog: Catalog) -> _IndexedSlot | None:
+        """A slot that the catalogue fits, or None when a new one is to be allocated; room for it has been made."""
         with self._lock:
-            num_slots = len(named.versions) + len(named.free_slots)
-            if not named.free_slots and num_slots >= self._config.catalog_slots:
-                unused = [
-                    v
-                    for v in named.versions.values()
-                    if not v.num_pins and v.version != named.active
-                ]
-                if not unused:
-                    raise CatalogError(
-                        f"catalogue {name!r} has no free slot: {', '.join(named.versions)} are active or in use; "
-                        "raise cache.catalog_slots or retry when requests have ended"
-                    )
-                self._retire(named, unused[0])
             for entry in named.free_slots:
                 if entry[1].plan.fits(catalog):
                     named.free_slots.remove(entry)
                     return entry
-            if num_slots >= self._config.catalog_slots:
-                self._on_slot_dropped(named.free_slots.pop()[0])
+            if len(named.versions) + len(named.free_slots) < self._config.catalog_slots:
+                return None
+            if not named.free_slots:
+                retired = self._find_retirable(named, name)
+                logger.info(
+                    "catalogue %s: version %s is retired to make room for version %s",
+                    name,
+                    retired.version,
+                    catalog.version,
+                )
+                self._retire(named, retired)
+            entry = named.free_slots.pop()
+            if entry[1].plan.fits(catalog):
+                return entry
+            self._drop_slot(entry)
+            return None
+
+    def _find_retirable(self, named: _Named, name: str) -> LoadedCatalog:
+        """The version that was active longest ago and is neither active nor pinned. Raises CatalogError."""
+        unused = [
+            v for v in named.versions.values() if not v.num_pins and v.version != named.active
+        ]
+        retirable = [v for v in unused if v.activation]
+        if retirable:
+            return min(retirable, key=lambda v: v.activation)
+        if unused:
+            staged = unused[0].version
+            raise CatalogError(
+                f"catalogue {name!r} has no free slot, and version {staged!r} was loaded but never activated, so no load "
+                f"retires it; activate it, free its slot with retire_catalog({name!r}, {staged!r}), or raise "
+                "cache.catalog_slots"
+            )
+        raise CatalogError(
+            f"catalogue {name!r} has no free slot: {', '.join(named.versions)} are active or in use; "
+            "raise cache.catalog_slots or retry when requests have ended"
+        )
+
+    def _new_slot(self, catalog: Catalog) -> _IndexedSlot:
+        num_rule_rows = max(self._config.rule_rows, self._num_batch_searches + 1)
+        plan = plan_slot(catalog, self._config)
+        slot = CatalogSlot(plan, self._device, num_rule_rows, self._num_batch_searches)
+        with self._lock:
             index = self._next_slot_index
             self._next_slot_index += 1
-        num_rule_rows = max(self._config.rule_rows, self._num_batch_searches + 1)
-        return index, CatalogSlot(plan, self._device, num_rule_rows, self._num_batch_searches)
+        return index, slot
+
+    def _give_up_load(self, named: _Named, name: str, reused: _IndexedSlot | None) -> None:
+        """As it was before the load, except for a version that was retired for its slot."""
+        with self._lock:
+            named.is_loading = False
+            if reused is not None:
+                named.free_slots.append(reused)
+            if not named.versions and not named.free_slots:
+                del self._names[name]
+
+    def _drop_slot(self, entry: _IndexedSlot) -> None:
+        """Free a slot's memory and whatever is kept about it."""
+        index, slot = entry
+        self._on_slot_dropped(index)
+        self._rows_of_slot.pop(index, None)
+        slot.free()
 
     def _drop_graphs_of_other_head(self, index: int, levels: Sequence[LevelRows]) -> None:
         """A captured graph reads the head rows of the version it was captured with, whatever the slot holds now."""

@@ -1,0 +1,227 @@
+"""What a load may take away: versions that had their time, oldest first, and nothing else, whatever goes wrong."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.helpers.tiny_models import TinyShape, write_tiny_model
+from tests.xschedule.versions import (
+    VOCAB,
+    Versions,
+    ask,
+    assert_is_version,
+    device_bytes,
+    start_engine,
+    state_of,
+)
+from xgr_runtime.errors import CatalogError, DeviceError, NotFound
+from xgr_runtime.xbeam.slot import CatalogSlot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from xgr_runtime import Engine
+
+LARGE = 600
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model"), "qwen3", TinyShape(vocab_size=VOCAB))
+
+
+@pytest.fixture
+def versions(tmp_path: Path) -> Versions:
+    return Versions(tmp_path)
+
+
+@pytest.fixture
+def engine(folder: Path, versions: Versions) -> Iterator[Engine]:
+    """v1 active; two slots in all."""
+    with start_engine(folder, versions) as engine:
+        yield engine
+
+
+def swap(engine: Engine, path: str) -> None:
+    engine.activate_catalog("main", engine.load_catalog("main", path))
+
+
+def loaded(engine: Engine) -> set[str]:
+    return set(engine.describe()["catalogs"]["main"]["versions"])
+
+
+def fail_in(patch: pytest.MonkeyPatch, method: str, error: BaseException) -> None:
+    """From now on a slot's method raises after it did its work."""
+    original = getattr(CatalogSlot, method)
+
+    def failing(slot: CatalogSlot, *args: Any) -> None:
+        original(slot, *args)
+        raise error
+
+    patch.setattr(CatalogSlot, method, failing)
+
+
+def test_a_staged_version_is_never_retired_by_a_load(engine: Engine, versions: Versions) -> None:
+    engine.load_catalog("main", versions.path(2))
+    before = state_of(engine)
+    with pytest.raises(
+        CatalogError, match=r"version 'v2' was loaded but .*retire_catalog\('main', 'v2'\)"
+    ):
+        engine.load_catalog("main", versions.path(3))
+    assert state_of(engine) == before
+    engine.activate_catalog("main", "v2")
+    assert_is_version(ask(engine), 2, versions)
+    engine.load_catalog("main", versions.path(3))
+    assert loaded(engine) == {"v2", "v3"}
+    engine.retire_catalog("main", "v3")
+    assert engine.load_catalog("main", versions.path(4)) == "v4"
+    assert_is_version(ask(engine, "v4"), 4, versions)
+
+
+def test_a_staged_version_in_use_is_named_as_in_use(engine: Engine, versions: Versions) -> None:
+    engine.load_catalog("main", versions.path(2))
+    pinned = engine.catalogs.pin("main", "v2")
+    with pytest.raises(CatalogError, match="v1, v2 are active or in use"):
+        engine.load_catalog("main", versions.path(3))
+    engine.catalogs.release(pinned)
+
+
+def test_the_version_that_was_active_longest_ago_goes_first(
+    folder: Path, versions: Versions, caplog: pytest.LogCaptureFixture
+) -> None:
+    with start_engine(folder, versions, num_slots=3) as engine:
+        swap(engine, versions.path(2))
+        swap(engine, versions.path(3))
+        engine.activate_catalog("main", "v1")
+        engine.activate_catalog("main", "v3")
+        # v2 is not the one loaded first, but v1 is the one to roll back to.
+        with caplog.at_level(logging.INFO):
+            engine.load_catalog("main", versions.path(4))
+        assert "version v2 is retired to make room for version v4" in caplog.text
+        assert loaded(engine) == {"v1", "v3", "v4"}
+        engine.load_catalog("main", versions.path(5))
+        assert loaded(engine) == {"v3", "v4", "v5"}
+        with pytest.raises(CatalogError, match="'v4' was loaded but never activated"):
+            engine.load_catalog("main", versions.path(6))
+        for number in (3, 4, 5):
+            assert_is_version(ask(engine, f"v{number}"), number, versions)
+
+
+def test_a_pinned_version_outlives_a_load(folder: Path, versions: Versions) -> None:
+    with start_engine(folder, versions, num_slots=3) as engine:
+        pinned = engine.catalogs.pin("main")
+        swap(engine, versions.path(2))
+        swap(engine, versions.path(3))
+        engine.load_catalog("main", versions.path(4))
+        assert loaded(engine) == {"v1", "v3", "v4"}
+        engine.catalogs.release(pinned)
+        assert_is_version(ask(engine, "v1"), 1, versions)
+
+
+@pytest.mark.parametrize("method", ["__init__", "load"])
+@pytest.mark.parametrize("error", [MemoryError("no memory"), DeviceError("device lost")])
+def test_a_failing_load_into_a_new_slot_changes_nothing(
+    engine: Engine,
+    versions: Versions,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    error: Exception,
+) -> None:
+    before, size = state_of(engine), device_bytes(engine)
+    with monkeypatch.context() as patch:
+        fail_in(patch, method, error)
+        with pytest.raises(type(error)):
+            engine.load_catalog("main", versions.path(2))
+        with pytest.raises(type(error)):
+            engine.load_catalog("ads", versions.path(2))
+    assert state_of(engine) == before
+    assert device_bytes(engine) == size, "no slot is kept for a load that failed"
+    swap(engine, versions.path(2))
+    assert_is_version(ask(engine), 2, versions)
+    assert_is_version(ask(engine, "v1"), 1, versions)
+
+
+@pytest.mark.parametrize("num_items", [150, LARGE])
+def test_a_failing_load_in_place_of_a_free_slot_keeps_all_versions(
+    folder: Path, versions: Versions, monkeypatch: pytest.MonkeyPatch, num_items: int
+) -> None:
+    with start_engine(folder, versions, num_slots=3) as engine:
+        swap(engine, versions.path(2))
+        engine.load_catalog("main", versions.path(3))
+        engine.retire_catalog("main", "v3")
+        before = state_of(engine)
+        with monkeypatch.context() as patch:
+            fail_in(patch, "load", MemoryError("no memory"))
+            with pytest.raises(MemoryError):
+                engine.load_catalog("main", versions.path(4, num_items))
+        assert state_of(engine) == before
+        engine.activate_catalog("main", "v1")
+        assert_is_version(ask(engine), 1, versions)
+        engine.load_catalog("main", versions.path(4))
+        assert loaded(engine) == {"v1", "v2", "v4"}
+
+
+@pytest.mark.parametrize(
+    ("num_items", "method"), [(150, "load"), (LARGE, "load"), (LARGE, "__init__")]
+)
+def test_a_failing_load_loses_at_most_the_version_retired_for_it(
+    folder: Path, versions: Versions, monkeypatch: pytest.MonkeyPatch, num_items: int, method: str
+) -> None:
+    with start_engine(folder, versions, num_slots=3) as engine:
+        swap(engine, versions.path(2))
+        swap(engine, versions.path(3))
+        with monkeypatch.context() as patch:
+            fail_in(patch, method, DeviceError("out of memory"))
+            # A second try finds the freed slot: it must not retire v2, the version to roll back to, as well.
+            for _ in range(2):
+                with pytest.raises(DeviceError):
+                    engine.load_catalog("main", versions.path(4, num_items))
+        assert loaded(engine) == {"v2", "v3"}
+        with pytest.raises(NotFound, match="'v1' is not loaded"):
+            engine.activate_catalog("main", "v1")
+        engine.activate_catalog("main", "v2")
+        assert_is_version(ask(engine), 2, versions)
+        assert_is_version(ask(engine, "v3"), 3, versions)
+        engine.load_catalog("main", versions.path(4, num_items))
+        assert_is_version(ask(engine, "v4"), 4, versions)
+
+
+def test_a_refused_load_forgets_a_name_it_never_loaded(
+    engine: Engine, versions: Versions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        fail_in(patch, "load", MemoryError("no memory"))
+        with pytest.raises(MemoryError):
+            engine.load_catalog("ads", versions.path(2))
+    assert set(engine.describe()["catalogs"]) == {"main"}
+
+
+def test_the_memory_of_a_slot_too_small_goes_before_the_new_one_is_allocated(
+    engine: Engine, versions: Versions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while somebody still holds the retired version, as a future that was not dropped does."""
+    slots: weakref.WeakSet[CatalogSlot] = weakref.WeakSet()
+    held = [engine.catalogs.by_slot[0]]
+    slots.add(held[0].slot)
+    bytes_before: list[int] = []
+    make = CatalogSlot.__init__
+
+    def init(slot: CatalogSlot, *args: Any) -> None:
+        bytes_before.append(sum(other.nbytes for other in slots))
+        make(slot, *args)
+        slots.add(slot)
+
+    monkeypatch.setattr(CatalogSlot, "__init__", init)
+    for number, num_items in ((2, 150), (3, LARGE), (4, LARGE), (5, 4 * LARGE)):
+        swap(engine, versions.path(number, num_items))
+        held.extend(engine.catalogs.by_slot.values())
+    by_version = {v.version: v.slot.nbytes for v in held}
+    assert {name for name, size in by_version.items() if size} == {"v4", "v5"}
+    assert len(bytes_before) == 4, "each of the four got a new slot"
+    assert bytes_before[-1] == by_version["v4"], "beside the active version no other was in memory"
+    assert set(engine.catalogs._rows_of_slot) == set(engine.catalogs.by_slot)
