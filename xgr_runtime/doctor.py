@@ -53,7 +53,7 @@ class Report:
 
 
 def examine(*, allow_reference: bool, dtype: torch.dtype = torch.float32) -> Report:
-    """Look at this machine. Ops are reported for each usable device, or for the CPU when there is no other."""
+    """Look at this machine. Ops are reported for each usable device; the CPU is always one."""
     devices = tuple(_examine_device(kind) for kind in DEVICE_CHOICES if kind != "auto")
     ops = tuple(
         report

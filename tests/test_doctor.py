@@ -1,0 +1,170 @@
+"""`xgr doctor` as a command: versions, devices, one row per op and device, and a reason for every refusal."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tests.helpers.product import ReferenceCpu
+from xgr_runtime import doctor
+from xgr_runtime.cli import main
+from xgr_runtime.doctor import NOT_INSTALLED, PACKAGES
+from xgr_runtime.errors import DeviceError
+from xgr_runtime.hal.discovery import OpenedDevice, open_device
+from xgr_runtime.hal.registry import REFERENCE, Impl, all_ops
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pytest
+
+    from xgr_runtime.hal.device import Device
+    from xgr_runtime.hal.registry import OpSpec
+
+ROOT = Path(__file__).resolve().parents[1]
+KINDS = ("npu", "cuda", "cpu")
+
+
+def usable_devices() -> dict[str, Device]:
+    devices = {}
+    for kind in KINDS:
+        try:
+            devices[kind] = open_device(kind).device
+        except DeviceError:
+            continue
+    return devices
+
+
+def doctor_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    assert main(["doctor", "--json", *arguments]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def rows_of(report: Any, kind: str) -> dict[str, Any]:
+    rows = [row for row in report["ops"] if row["device"] == kind]
+    by_name = {row["op"]: row for row in rows}
+    assert len(by_name) == len(rows), "one row per op and device"
+    return by_name
+
+
+def run(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "xgr_runtime.cli", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_command_prints_the_same_as_a_table_and_as_json() -> None:
+    """Both read from outside: every fact of the JSON object stands in the table."""
+    as_json, as_table = run(["doctor", "--json"]), run(["doctor"])
+    assert (as_json.returncode, as_json.stderr) == (0, "")
+    assert (as_table.returncode, as_table.stderr) == (0, "")
+    report, lines = json.loads(as_json.stdout), as_table.stdout.splitlines()
+    words = [tuple(line.split()) for line in lines]
+    assert lines[0] == f"python {report['python']} on {report['platform']}"
+    for name, version in report["packages"].items():
+        assert (name, *version.split()) in words
+    for device in report["devices"]:
+        said = f"{device['name']} {device['capability']}" if device["is_usable"] else "not usable:"
+        (line,) = (line for line in lines if line.split()[0] == device["kind"])
+        assert line.split()[1:][: len(said.split())] == said.split()
+        assert device["reason"] in line
+    for row in report["ops"]:
+        assert (row["op"], row["device"], row["dtype"], row["provider"] or "NONE") in words
+    num_rows = 3 + len(report["packages"]) + len(report["devices"]) + len(report["ops"])
+    assert len(lines) == num_rows + sum(len(row["refusals"]) for row in report["ops"])
+
+
+def test_versions(capsys: pytest.CaptureFixture[str]) -> None:
+    report = doctor_json(capsys)
+    assert report["python"] == platform.python_version()
+    assert tuple(report["packages"]) == PACKAGES
+    installed = {dist.metadata["Name"].lower(): dist for dist in importlib.metadata.distributions()}
+    for name, version in report["packages"].items():
+        expected = installed[name].version if name in installed else NOT_INSTALLED
+        assert version == expected
+    assert report["packages"]["torch"] == torch.__version__
+
+
+def test_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    report, usable = doctor_json(capsys), usable_devices()
+    assert [device["kind"] for device in report["devices"]] == list(KINDS)
+    for device in report["devices"]:
+        assert device["is_usable"] == (device["kind"] in usable)
+        if device["is_usable"]:
+            assert (device["name"], device["reason"]) == (usable[device["kind"]].name, "")
+        else:
+            assert f"device '{device['kind']}' was asked for but is not usable" in device["reason"]
+    assert {row["device"] for row in report["ops"]} == set(usable)
+    assert "cpu" in usable
+
+
+def test_ops_are_those_of_the_registry(capsys: pytest.CaptureFixture[str]) -> None:
+    """The provider is the first of the device's that accepts; on the CPU the reference is always left."""
+    rows, ops = rows_of(doctor_json(capsys), "cpu"), all_ops()
+    assert set(rows) == set(ops)
+    for name, row in rows.items():
+        own = [impl.provider for impl in ops[name].impls if impl.device_kind == "cpu"]
+        assert row["dtype"] == "float32"
+        assert row["provider"] == (own[0] if own else REFERENCE)
+    assert {"select_beams", "shared_attention"} <= {
+        name for name, row in rows.items() if row["provider"] != REFERENCE
+    }
+
+
+def test_a_provider_that_refuses_is_named_with_its_reason(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    op = all_ops()["silu_mul"]
+
+    def refuse(spec: OpSpec) -> str | None:
+        return f"takes no {spec.dtype} on Tuesdays"
+
+    picky = Impl("picky", "cpu", op.reference, refuse)
+    elsewhere = Impl("elsewhere", "npu", op.reference, lambda spec: None)
+    monkeypatch.setattr(op, "impls", [picky, elsewhere, *op.impls])
+    row = rows_of(doctor_json(capsys), "cpu")["silu_mul"]
+    expected = ["picky: takes no torch.float32 on Tuesdays", "elsewhere: is for npu, not cpu"]
+    assert row["refusals"] == expected
+    assert row["provider"] == REFERENCE
+    assert main(["doctor"]) == 0
+    table = capsys.readouterr().out.splitlines()
+    place = next(i for i, line in enumerate(table) if line.split()[:2] == ["silu_mul", "cpu"])
+    assert [line.strip() for line in table[place + 1 : place + 3]] == [
+        f"refused: {reason}" for reason in expected
+    ]
+
+
+def test_an_accelerator_without_providers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No op is bound and each says how to accept the reference; with --allow-reference all are."""
+    devices = {"reference": ReferenceCpu}
+    monkeypatch.setattr(doctor, "DEVICE_CHOICES", ("auto", *devices))
+    monkeypatch.setattr(doctor, "open_device", lambda kind: OpenedDevice(devices[kind]()))
+    rows = rows_of(doctor_json(capsys), "reference")
+    assert set(rows) == set(all_ops())
+    for name, row in rows.items():
+        assert row["provider"] == ""
+        *others, last = row["refusals"]
+        assert last == (
+            "reference: is not allowed on reference; set ops.allow_reference: true to accept it"
+        )
+        assert len(others) == len(all_ops()[name].impls)
+        assert all(re.fullmatch(r"\w+: is for \w+, not reference", reason) for reason in others)
+    assert main(["doctor"]) == 0
+    assert capsys.readouterr().out.count(" NONE\n") == len(rows)
+    allowed = rows_of(doctor_json(capsys, "--allow-reference"), "reference")
+    assert {row["provider"] for row in allowed.values()} == {REFERENCE}
