@@ -167,7 +167,7 @@ def test_random_models_under_every_normalisation(
                 prompt_of(catalog, histories[i]),
                 lambda prefix: catalog.children.get(prefix, ()),
                 catalog.token_of,
-                result.normalization,  # type: ignore[arg-type]
+                result.normalization,
             )
             answer = Answer.from_trace(recording.trace(str(i), product))
             t = TOLERANCES[dtype].same_answer
