@@ -129,10 +129,10 @@ SEARCH_FAULTS: dict[str, tuple[Search, str, str]] = {
 
 REQUEST_FAULTS: dict[str, tuple[RecRequest, str, str]] = {
     "fractional ids": (
-        RecRequest(history_item_ids=np.asarray([1.5])),  # type: ignore[arg-type]
+        RecRequest(history_item_ids=np.asarray([1.5])),
         "history_item_ids", "must be whole numbers, got float64"),
     "truth values as ids": (
-        RecRequest(history_item_ids=np.asarray([True])),  # type: ignore[arg-type]
+        RecRequest(history_item_ids=np.asarray([True])),
         "history_item_ids", "must be whole numbers, got bool"),
     "a matrix of ids": (
         RecRequest(history_item_ids=np.ones((2, 2), np.int64)),
@@ -144,7 +144,7 @@ REQUEST_FAULTS: dict[str, tuple[RecRequest, str, str]] = {
         RecRequest(history_item_ids=[2**63]),  # type: ignore[arg-type]
         "history_item_ids", "must be 64-bit whole numbers, got 9223372036854775808"),
     "an unsigned id beyond 63 bits": (
-        RecRequest(history_item_ids=np.asarray([2**63], np.uint64)),  # type: ignore[arg-type]
+        RecRequest(history_item_ids=np.asarray([2**63], np.uint64)),
         "history_item_ids", "must fit into 64 bits"),
     "a flat list of codes": (
         RecRequest(history_sids=np.ones(3, np.uint32)),
