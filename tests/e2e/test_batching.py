@@ -28,7 +28,7 @@ from tests.helpers.engines import (
 from tests.helpers.tiny_models import TinyShape, write_tiny_model
 from xgr_runtime.config import LimitsConfig, SchedulerConfig
 from xgr_runtime.types import NORMALIZATIONS, RecRequest, Rules, Search
-from xgr_runtime.xschedule.buckets import bucket_of
+from xgr_runtime.xschedule.buckets import prefill_bucket_of, rounds_bucket_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -171,8 +171,11 @@ def again(requests: Sequence[RecRequest], suffix: str) -> list[RecRequest]:
 
 
 def bucket(engine: Engine, recording: Recording, request_id: str) -> object:
-    batch, _, _ = recording.of(request_id)
-    return bucket_of(batch, engine.runner.capacities, is_coarse=False)
+    batch, capacities = recording.batch_of(request_id), engine.runner.capacities
+    return (
+        prefill_bucket_of(batch.histories, capacities, is_coarse=False),
+        rounds_bucket_of(batch.groups[0], capacities, is_coarse=False),
+    )
 
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
@@ -186,7 +189,7 @@ def test_a_mixed_batch(
     engine, recording = running
     requests = mixed_requests(catalog, normalization, 1)
     together = engine.recommend(requests)
-    batches = {recording.of(r.request_id)[0].batch_id for r in requests}
+    batches = {recording.batch_of(r.request_id).batch_id for r in requests}
     assert len(batches) == 1, "eight requests of one group fill a batch"
     permuted = [requests[i] for i in (5, 2, 7, 0, 3, 6, 1, 4)]
     for request, reply in zip(requests, together, strict=True):
@@ -243,8 +246,9 @@ def test_normalisations_never_share_a_batch(
     for request, reply in zip(requests, engine.recommend(requests), strict=True):
         check(request, reply, recording, engine, oracle)
     for batch, _ in recording.batches[-3:]:
+        (group,) = batch.groups
         assert {request_id.split("-")[0] for request_id in batch.request_ids} == {
-            batch.normalization
+            group.normalization
         }
 
 
@@ -259,6 +263,6 @@ def test_the_loop_counts_only_real_rows(
         RecRequest(f"count {i}", history_item_ids=history, searches=(search,)) for i in range(3)
     ]
     engine.recommend(requests)
-    batch, output, _ = recording.of("count 0")
-    assert batch.num_searches == 3
-    assert output.num_rows == 3 * (1 + 5 + 5)
+    group, output, _ = recording.of("count 0")
+    assert group.num_searches == 3
+    assert output.num_live_rows == 3 * (1 + 5 + 5)

@@ -128,13 +128,14 @@ def test_replay_equals_capture_bit_by_bit(
         outputs = []
         for run in range(3):
             engine.recommend(pair(oracle, f"run {run}", "vocab", 7))
-            batch, output, _ = recording.of(f"run {run} vocab 7 0")
-            starts = batch.row_starts(3)
+            group, output, _ = recording.of(f"run {run} vocab 7 0")
+            starts = group.row_starts(3)
             rows = slice(0, int(starts[-1]))
             outputs.append(
                 [output.scores_LN[-1][rows].tobytes(), output.nodes_LN[-1][rows].tobytes()]
             )
-            assert output.num_rows == recording.batches[0][1].num_rows
+            first = recording.batches[0][1].groups[0]
+            assert output.num_live_rows == first.num_live_rows
     assert outputs[0] == outputs[1] == outputs[2]
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from tests.helpers.oracle import Rules as OracleRules
 from tests.helpers.oracle import expand_items
+from tests.helpers.product import place_of
 from tests.helpers.same_answer import (
     Answer,
     BeamTrace,
@@ -29,8 +30,8 @@ from xgr_runtime.config import (
     SchedulerConfig,
     SearchDefaults,
     TemplateConfig,
-    check_config,
 )
+from xgr_runtime.config_check import check_config
 from xgr_runtime.types import RecRequest, RecResult, Rules, Search, SearchResult
 from xgr_runtime.xbeam.catalog_build import build_catalog
 from xgr_runtime.xschedule.engine import Engine
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from tests.helpers.oracle import Catalog, Item, Sid
     from tests.helpers.same_answer import Reference
     from xgr_runtime.hal.device import Device
-    from xgr_runtime.xschedule.batch import Batch, BatchOutput
+    from xgr_runtime.xschedule.batch import Batch, BatchOutput, GroupOutput, SearchGroup
 
 PREFIX_TOKENS = (1,)
 
@@ -112,24 +113,26 @@ class Recording:
     batches: list[tuple[Batch, BatchOutput]] = field(default_factory=list)
     _prefixes: dict[str, tuple[npt.NDArray[np.int64], ...]] = field(default_factory=dict)
 
-    def of(self, request_id: str) -> tuple[Batch, BatchOutput, int]:
-        """The one batch that answered a request, its output and the search's number in it."""
-        found = [
-            (batch, output, batch.request_ids.index(request_id))
-            for batch, output in self.batches
-            if request_id in batch.request_ids
-        ]
+    def batch_of(self, request_id: str) -> Batch:
+        """The one batch that answered a request."""
+        found = [batch for batch, _ in self.batches if request_id in batch.request_ids]
         assert len(found) == 1, f"{request_id!r} ran in {len(found)} batches"
         return found[0]
 
+    def of(self, request_id: str) -> tuple[SearchGroup, GroupOutput, int]:
+        """The group that held the one search of a request, its output and the search's number in it."""
+        batch = self.batch_of(request_id)
+        (output,) = (output for one, output in self.batches if one is batch)
+        return place_of(batch, output, batch.request_ids.index(request_id))
+
     def trace(self, request_id: str, catalog: Any) -> BeamTrace:
         """Per level the surviving prefixes and their scores; `catalog` is the product's, for its node numbers."""
-        batch, output, index = self.of(request_id)
+        group, output, index = self.of(request_id)
         if catalog.digest not in self._prefixes:
             self._prefixes[catalog.digest] = node_prefixes(catalog)
         prefixes = self._prefixes[catalog.digest]
         levels: list[list[tuple[Sid, float]]] = []
-        for level, (nodes, scores) in enumerate(beam_levels(batch, output, index)):
+        for level, (nodes, scores) in enumerate(beam_levels(group, output, index)):
             rows = prefixes[level][nodes].tolist()
             levels.append(
                 [(tuple(row), float(s)) for row, s in zip(rows, scores.tolist(), strict=True)]

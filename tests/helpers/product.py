@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tests.helpers.oracle import Catalog, Sid
     from xgr_runtime.types import RecResult, SearchResult
-    from xgr_runtime.xschedule.batch import Batch, BatchOutput
+    from xgr_runtime.xschedule.batch import Batch, BatchOutput, GroupOutput, SearchGroup
 
 SMALL = (
     "device=cpu",
@@ -99,6 +99,19 @@ def one(results: Sequence[RecResult]) -> SearchResult:
     return results[0].results[0]
 
 
+def place_of(
+    batch: Batch, output: BatchOutput, history: int
+) -> tuple[SearchGroup, GroupOutput, int]:
+    """The group and its output that hold the only search of a history, and the search's number there."""
+    found = [
+        (group, out, index)
+        for group, out in zip(batch.groups, output.groups, strict=True)
+        for index in np.flatnonzero(group.history_of_S == history).tolist()
+    ]
+    assert len(found) == 1, f"history {history} has {len(found)} searches"
+    return found[0]
+
+
 class Prefixes:
     """The prefix behind each trie node: a level's nodes are its distinct prefixes in order of their codes."""
 
@@ -122,7 +135,8 @@ class RecordedRuns:
         """The beams of each round of the last run of a request."""
         for batch, output in reversed(self.runs):
             if request_id in batch.request_ids:
-                levels = beam_levels(batch, output, batch.request_ids.index(request_id))
+                place = place_of(batch, output, batch.request_ids.index(request_id))
+                levels = beam_levels(*place)
                 return BeamTrace(
                     [
                         [

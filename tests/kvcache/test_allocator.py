@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xgr_runtime.errors import Overloaded
-from xgr_runtime.kvcache.allocator import PageAllocator
+from xgr_runtime.kvcache.allocator import PageAllocator, num_pages_of
 
 
 @settings(deadline=None, max_examples=100)
@@ -50,3 +50,8 @@ def test_a_page_is_freed_once_and_the_null_page_never() -> None:
         allocator.free(pages[:1])
     with pytest.raises(AssertionError, match="was not allocated"):
         allocator.free([0])
+
+
+@pytest.mark.parametrize(("tokens", "pages"), [(0, 0), (1, 1), (16, 1), (17, 2)])
+def test_num_pages_of(tokens: int, pages: int) -> None:
+    assert num_pages_of(tokens, 16) == pages

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from xgr_runtime.kvcache.layout import KVGroup, KVSpec, num_pages_of
+from xgr_runtime.kvcache.allocator import num_pages_of
+from xgr_runtime.kvcache.layout import KVGroup, KVSpec
 from xgr_runtime.kvcache.shared import SharedKV
 from xgr_runtime.kvcache.unshared import UnsharedKV
 
@@ -64,8 +65,3 @@ def test_layers_are_views_of_one_allocation() -> None:
 def test_one_level_needs_no_beam_tokens() -> None:
     unshared = UnsharedKV(spec_of(), 8, 1, CPU)
     assert unshared.num_bytes == 0
-
-
-@pytest.mark.parametrize(("tokens", "pages"), [(0, 0), (1, 1), (16, 1), (17, 2)])
-def test_num_pages_of(tokens: int, pages: int) -> None:
-    assert num_pages_of(tokens, 16) == pages

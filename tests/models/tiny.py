@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from xgr_runtime.hal.registry import all_ops
-from xgr_runtime.kvcache.layout import num_pages_of
+from xgr_runtime.kvcache.allocator import num_pages_of
 from xgr_runtime.kvcache.shared import SharedKV
 from xgr_runtime.kvcache.unshared import UnsharedKV
 from xgr_runtime.models.base import ContextInputs, KVCaches, PackedInputs, RecModel, StepInputs

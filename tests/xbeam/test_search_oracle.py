@@ -252,7 +252,7 @@ def test_a_mixed_batch_answers_as_each_alone(device: str, seed: int) -> None:
     with engine_on(catalog, table, device, "scheduler.max_wait_ms=20") as engine:
         with recorded(engine) as runs:
             together = engine.recommend(requests)
-        assert max(batch.num_searches for batch, _ in runs.runs) > 1
+        assert max(batch.num_histories for batch, _ in runs.runs) > 1
         order = np.random.default_rng(seed).permutation(len(requests)).tolist()
         shuffled = engine.recommend([requests[place] for place in order])
         alone = [engine.recommend([request])[0] for request in requests]

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import fields
+from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.xschedule.states import Pinned, make_state
 from xgr_runtime.config import SchedulerConfig
 from xgr_runtime.kvcache.allocator import PageAllocator
-from xgr_runtime.xschedule.batch import Batch, BatchOutput, RuleRow, pack_histories
+from xgr_runtime.xschedule.batch import (
+    Batch,
+    BatchOutput,
+    GroupOutput,
+    RuleRow,
+    SearchGroup,
+    pack_histories,
+)
 from xgr_runtime.xschedule.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -64,28 +72,50 @@ def test_packing(lengths: list[int], page_size: int, seed: int) -> None:
 
 def test_rows_of_searches() -> None:
     batch = make_batch()
-    assert (batch.num_histories, batch.num_searches, batch.num_levels) == (2, 2, 2)
-    assert batch.row_starts(-1).tolist() == [0, 1, 2]
-    assert batch.row_starts(0).tolist() == [0, 3, 5]
-    assert batch.row_starts(1).tolist() == [0, 1, 8]
-    assert batch.slot_starts().tolist() == [0, 3, 10]
+    (group,) = batch.groups
+    assert (batch.num_histories, group.num_searches, group.num_levels) == (2, 2, 2)
+    assert group.row_starts(-1).tolist() == [0, 1, 2]
+    assert group.row_starts(0).tolist() == [0, 3, 5]
+    assert group.row_starts(1).tolist() == [0, 1, 8]
+    assert group.slot_starts().tolist() == [0, 3, 10]
     assert batch.kind == "full"
-    assert batch.slot_index == 3
+    assert group.slot_index == 3
+
+
+@pytest.mark.parametrize(
+    ("history_of", "is_right"),
+    [([0, 1, 1], True), ([1, 1, 5], True), ([1, 0, 1], False), ([0, 2, 1], False)],
+    ids=str,
+)
+def test_rows_of_one_history_lie_together(history_of: list[int], is_right: bool) -> None:
+    rule = RuleRow(0, None, ())
+    widths = np.ones((3, 2), dtype=np.int32)
+    histories = np.asarray(history_of, dtype=np.int32)
+
+    def make() -> SearchGroup:
+        return SearchGroup(0, "v1", "vocab", histories, widths, (rule,) * 3, ())
+
+    if is_right:
+        assert make().num_searches == 3
+    else:
+        with pytest.raises(AssertionError, match=str(histories)[1:-1]):
+            make()
 
 
 def test_a_batch_crosses_a_process_border() -> None:
     batch = make_batch()
+    second = replace(batch.groups[0], slot_index=4, normalization="level", rule_loads=())
+    batch = replace(batch, groups=(*batch.groups, second))
     copy = pickle.loads(pickle.dumps(batch))
-    for one in fields(Batch):
-        assert_equal(getattr(batch, one.name), getattr(copy, one.name))
-        assert_plain(getattr(batch, one.name), one.name)
-    output = BatchOutput(
+    assert_equal(batch, copy)
+    assert_plain(batch, "batch")
+    group = GroupOutput(
         np.zeros((2, 8), np.float32), np.zeros((2, 8), np.int32), np.zeros((2, 8), np.int32),
         np.zeros(2, np.int32), 3, 1,
     )  # fmt: skip
-    again = pickle.loads(pickle.dumps(output))
-    assert again.scores_LN.dtype == np.float32
-    assert again.num_rows == 3
+    output = BatchOutput((group, replace(group, num_live_rows=4)))
+    assert_equal(output, pickle.loads(pickle.dumps(output)))
+    assert_plain(output, "output")
 
 
 def assert_equal(one: Any, two: Any) -> None:
@@ -96,8 +126,10 @@ def assert_equal(one: Any, two: Any) -> None:
         assert len(one) == len(two)
         for a, b in zip(one, two, strict=True):
             assert_equal(a, b)
-    elif isinstance(one, RuleRow):
-        assert_equal((one.row, one.scratch, one.cleared), (two.row, two.scratch, two.cleared))
+    elif is_dataclass(one):
+        assert type(one) is type(two)
+        for member in fields(one):
+            assert_equal(getattr(one, member.name), getattr(two, member.name))
     else:
         assert one == two
 

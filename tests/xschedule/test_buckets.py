@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xgr_runtime.xschedule.batch import Batch, pack_histories
-from xgr_runtime.xschedule.buckets import bucket_of, round_up
+from xgr_runtime.xschedule.batch import PackedHistories, RuleRow, SearchGroup, pack_histories
+from xgr_runtime.xschedule.buckets import prefill_bucket_of, round_up, rounds_bucket_of
 from xgr_runtime.xschedule.capacities import Capacities
 
 CAPACITIES = Capacities(
@@ -22,26 +22,20 @@ CAPACITIES = Capacities(
 )
 
 
-def make_batch(lengths: list[int], widths: list[tuple[int, ...]]) -> Batch:
+def make_histories(lengths: list[int]) -> PackedHistories:
     page_size = 8
     pages = [[1] * -(-n // page_size) for n in lengths]
-    packed = pack_histories([np.zeros(n, np.int64) for n in lengths], pages, page_size)
-    return Batch(
-        batch_id=1,
-        kind="full",
-        request_ids=(),
+    return pack_histories([np.zeros(n, np.int64) for n in lengths], pages, page_size)
+
+
+def make_group(history_of: list[int], widths: list[tuple[int, ...]]) -> SearchGroup:
+    return SearchGroup(
         slot_index=0,
         catalog_version="",
         normalization="vocab",
-        token_ids_T=packed.token_ids_T,
-        positions_T=packed.positions_T,
-        kv_slots_T=packed.kv_slots_T,
-        q_start_H1=packed.q_start_H1,
-        kv_lens_H=packed.kv_lens_H,
-        page_table_HP=packed.page_table_HP,
-        history_of_S=np.arange(len(lengths), dtype=np.int32),
+        history_of_S=np.asarray(history_of, dtype=np.int32),
         widths_SL=np.asarray(widths, dtype=np.int32),
-        rules=(),
+        rules=(RuleRow(0, None, ()),) * len(widths),
         rule_loads=(),
     )
 
@@ -65,30 +59,43 @@ def test_coarse_buckets_are_few() -> None:
 
 
 @pytest.mark.parametrize("is_coarse", [False, True])
-@given(data=st.data())
-def test_a_bucket_holds_its_batch(is_coarse: bool, data: st.DataObject) -> None:
-    num_searches = data.draw(st.integers(1, 6))
-    num_levels = data.draw(st.integers(1, 4))
-    lengths = [data.draw(st.integers(1, 80)) for _ in range(num_searches)]
-    widths = [
-        tuple(data.draw(st.integers(1, 50)) for _ in range(num_levels)) for _ in range(num_searches)
-    ]
-    bucket = bucket_of(make_batch(lengths, widths), CAPACITIES, is_coarse=is_coarse)
+@given(lengths=st.lists(st.integers(1, 80), min_size=1, max_size=6))
+def test_a_prefill_bucket_holds_its_histories(is_coarse: bool, lengths: list[int]) -> None:
+    bucket = prefill_bucket_of(make_histories(lengths), CAPACITIES, is_coarse=is_coarse)
     assert sum(lengths) <= bucket.num_tokens <= CAPACITIES.num_tokens
-    assert num_searches <= bucket.num_histories == bucket.num_searches <= 6
+    assert len(lengths) <= bucket.shared.num_histories <= 6
+    assert max(lengths) <= bucket.max_q == bucket.shared.max_kv <= CAPACITIES.max_history_tokens
+    assert max(-(-n // 8) for n in lengths) <= bucket.shared.num_pages <= 12
+
+
+@pytest.mark.parametrize("is_coarse", [False, True])
+@given(data=st.data())
+def test_a_rounds_bucket_holds_its_group(is_coarse: bool, data: st.DataObject) -> None:
+    """Histories with no search, with one, and with several."""
+    num_levels = data.draw(st.integers(1, 4))
+    history_of = sorted(data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=6)))
+    widths = [tuple(data.draw(st.integers(1, 50)) for _ in range(num_levels)) for _ in history_of]
+    bucket = rounds_bucket_of(make_group(history_of, widths), CAPACITIES, is_coarse=is_coarse)
+    assert len(history_of) <= bucket.num_searches <= CAPACITIES.num_searches
     assert len(bucket.rows) == len(bucket.max_rows) == num_levels
     for level, (rows, max_rows) in enumerate(zip(bucket.rows, bucket.max_rows, strict=True)):
-        per_search = [width[level] for width in widths]
-        assert sum(per_search) <= rows <= CAPACITIES.num_rows
-        assert max(per_search) <= max_rows <= CAPACITIES.num_rows
-    assert max(lengths) <= bucket.max_q == bucket.max_kv <= CAPACITIES.max_history_tokens
-    assert max(-(-n // 8) for n in lengths) <= bucket.num_pages <= 12
+        of_history = [0] * 6
+        for history, width in zip(history_of, widths, strict=True):
+            of_history[history] += width[level]
+        assert sum(of_history) <= rows <= CAPACITIES.num_rows
+        assert max(of_history) <= max_rows <= CAPACITIES.num_rows
+        assert max_rows <= rows
 
 
 def test_equal_shapes_share_a_bucket_and_one_large_search_pads_no_other() -> None:
-    one = bucket_of(make_batch([10, 7], [(5, 5), (7, 8)]), CAPACITIES, is_coarse=True)
-    two = bucket_of(make_batch([9, 8], [(6, 4), (8, 6)]), CAPACITIES, is_coarse=True)
+    one = prefill_bucket_of(make_histories([10, 7]), CAPACITIES, is_coarse=True)
+    two = prefill_bucket_of(make_histories([9, 8]), CAPACITIES, is_coarse=True)
     assert one == two
+    pairs: list[list[tuple[int, ...]]] = [[(5, 5), (7, 8)], [(6, 4), (8, 6)]]
+    first, second = (
+        rounds_bucket_of(make_group([0, 1], w), CAPACITIES, is_coarse=True) for w in pairs
+    )
+    assert first == second
     many: list[tuple[int, ...]] = [*[(10, 10)] * 5, (200, 200)]
-    bucket = bucket_of(make_batch([3] * 6, many), CAPACITIES, is_coarse=True)
+    bucket = rounds_bucket_of(make_group([*range(6)], many), CAPACITIES, is_coarse=True)
     assert bucket.rows == (256, 256)

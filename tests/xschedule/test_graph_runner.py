@@ -9,7 +9,7 @@ import torch
 
 from tests.helpers.strict_device import StrictDevice
 from xgr_runtime.hal.cpu import CpuDevice
-from xgr_runtime.xschedule.graph_runner import GraphPlan, GraphRunner, Segment
+from xgr_runtime.xschedule.graph_runner import GraphRunner, Segment
 
 
 class Work:
@@ -18,18 +18,19 @@ class Work:
     def __init__(self) -> None:
         self.state = torch.zeros(2)
 
-    def plan(self, serial: int = 0, num_rounds: int = 3) -> GraphPlan:
+    def plan(self, slot_index: int = 0, num_rounds: int = 3) -> list[Segment]:
         def reset() -> None:
             self.state.zero_()
 
         def step() -> None:
             self.state.mul_(3.0).add_(1.0)
 
-        segments = [Segment("reset", ("reset", serial), reset)]
+        segments = [Segment("reset", ("reset", slot_index), reset)]
         segments += [
-            Segment(f"round {i}", (f"round {i}", serial, "vocab"), step) for i in range(num_rounds)
+            Segment(f"round {i}", (f"round {i}", slot_index, "vocab"), step)
+            for i in range(num_rounds)
         ]
-        return GraphPlan(tuple(segments))
+        return segments
 
 
 @pytest.mark.parametrize("device", [CpuDevice(), StrictDevice()], ids=["eager", "captured"])

@@ -107,7 +107,7 @@ class Simulation:
         )
         scheduled = self.scheduler.schedule(self.now, is_draining=is_draining)
         if scheduled is None:
-            oldest = min((s.arrival_s for s in self.queued), default=np.inf)
+            oldest = min((s.arrival_s for s in self.most_urgent_group()), default=np.inf)
             assert self.now < oldest + CONFIG.max_wait_ms / 1e3, "the longest wait is honoured"
             return False
         self.check(scheduled)
@@ -122,24 +122,28 @@ class Simulation:
 
     def check(self, scheduled: Scheduled) -> None:
         batch, states = scheduled.batch, scheduled.states
+        (group,) = batch.groups
         assert 1 <= len(states) <= CONFIG.max_batch_histories
         assert sum(s.num_tokens for s in states) <= CONFIG.max_batch_tokens
         assert sum(max(s.searches[0].widths) for s in states) <= CONFIG.max_batch_rows
         assert {(s.searches[0].pinned.slot_index, s.searches[0].normalization) for s in states} == {
-            (batch.slot_index, batch.normalization)
+            (group.slot_index, group.normalization)
         }
+        assert scheduled.places == tuple(((0, index),) for index in range(len(states)))
+        assert group.history_of_S.tolist() == list(range(len(states)))
+        assert group.widths_SL.tolist() == [list(s.searches[0].widths) for s in states]
         assert batch.request_ids == tuple(s.request.request_id for s in states)
         self.check_order(states)
         self.check_pages(states)
         self.check_rules(scheduled)
 
+    def most_urgent_group(self) -> list[RequestState]:
+        by_urgency = sorted(self.queued, key=lambda s: (s.due_s, s.arrival_s))
+        return [s for s in by_urgency if s.searches[0].group == by_urgency[0].searches[0].group]
+
     def check_order(self, states: tuple[RequestState, ...]) -> None:
         """The most urgent request of all first; then its group in the order of urgency, nobody overtaken."""
-        by_urgency = sorted(self.queued, key=lambda s: (s.due_s, s.arrival_s))
-        group = states[0].searches[0].group
-        same_group = [s for s in by_urgency if s.searches[0].group == group]
-        assert by_urgency[0] is states[0]
-        assert list(states) == same_group[: len(states)]
+        assert list(states) == self.most_urgent_group()[: len(states)]
 
     def check_pages(self, states: tuple[RequestState, ...]) -> None:
         pages = [page for s in states for page in s.pages]
@@ -150,13 +154,13 @@ class Simulation:
 
     def check_rules(self, scheduled: Scheduled) -> None:
         """Each search reads a row that holds its expression after the batch's writes, and a scratch row of its own."""
-        batch = scheduled.batch
-        for row, loaded in batch.rule_loads:
+        (group,) = scheduled.batch.groups
+        for row, loaded in group.rule_loads:
             assert row != 0, "row 0 is everything alive"
-            self.rows[batch.slot_index, row] = loaded
+            self.rows[group.slot_index, row] = loaded
         scratch = []
-        for rule, state in zip(batch.rules, scheduled.states, strict=True):
-            held = self.rows.get((batch.slot_index, rule.row), expression(0))
+        for rule, state in zip(group.rules, scheduled.states, strict=True):
+            held = self.rows.get((group.slot_index, rule.row), expression(0))
             assert held == state.searches[0].expression
             assert (rule.scratch is not None) == state.searches[0].is_excluding
             scratch += [] if rule.scratch is None else [rule.scratch]
@@ -272,6 +276,24 @@ def test_the_announced_wait() -> None:
     assert sim.scheduler.wait_s(1.0) == 0.0
 
 
+def test_a_batch_waits_for_its_own_group_alone() -> None:
+    """An urgent request of another group waits for mates, however long others have waited; nobody spins meanwhile."""
+    sim = Simulation()
+    patient = sim.add(0, plain())
+    sim.now = 0.008
+    urgent = sim.add(1, plain(slot=1, deadline_after_s=0.5))
+    sim.now = 0.012
+    assert not sim.step(0.0), "the patient one has waited, the urgent one's batch has not"
+    assert sim.scheduler.wait_s(sim.now) == pytest.approx(0.006)
+    sim.now = 0.0181
+    assert sim.scheduler.wait_s(sim.now) == 0.0
+    assert sim.step(0.0)
+    assert sim.ran == [urgent]
+    assert sim.scheduler.wait_s(sim.now) == 0.0
+    assert sim.step(0.0)
+    assert sim.ran == [urgent, patient]
+
+
 def test_a_full_queue_refuses() -> None:
     sim = Simulation()
     for number in range(CONFIG.max_queue):
@@ -288,14 +310,14 @@ def test_a_failed_batch_forgets_what_it_may_not_have_written() -> None:
     first = sim.add(0, plain(expression_number=1))
     scheduled = sim.scheduler.schedule(0.0, is_draining=True)
     assert scheduled is not None
-    assert [e for _, e in scheduled.batch.rule_loads] == [first.searches[0].expression]
+    assert [e for _, e in scheduled.batch.groups[0].rule_loads] == [first.searches[0].expression]
     sim.scheduler.complete(scheduled, has_failed=True)
     sim.queued.clear()
     for has_to_write in (True, False):
         sim.add(1, plain(expression_number=1))
         scheduled = sim.scheduler.schedule(0.0, is_draining=True)
         assert scheduled is not None
-        assert bool(scheduled.batch.rule_loads) == has_to_write
+        assert bool(scheduled.batch.groups[0].rule_loads) == has_to_write
         sim.scheduler.complete(scheduled)
 
 

@@ -1,10 +1,15 @@
-"""Which pages are free. Host only, no torch: property-tested on any machine."""
+"""Pages on the host: how many a history needs, and which are free. No torch: property-tested on any machine."""
 
 from collections.abc import Iterable
 
 from xgr_runtime.errors import Overloaded
 
-_NULL_PAGE = 0
+NULL_PAGE = 0
+
+
+def num_pages_of(num_tokens: int, page_size: int) -> int:
+    """Pages that hold num_tokens."""
+    return -(-num_tokens // page_size)
 
 
 class PageAllocator:
@@ -13,7 +18,7 @@ class PageAllocator:
     def __init__(self, num_pages: int) -> None:
         assert num_pages >= 1, "the null page is always there"
         self.num_pages = num_pages
-        self._free = list(range(num_pages - 1, _NULL_PAGE, -1))  # the lowest page is taken first
+        self._free = list(range(num_pages - 1, NULL_PAGE, -1))  # the lowest page is taken first
         self._used: set[int] = set()
 
     @property
@@ -50,5 +55,5 @@ class PageAllocator:
         free = set(self._free)
         assert len(free) == len(self._free), "a page is free twice"
         assert not free & self._used, f"pages both free and used: {sorted(free & self._used)}"
-        expected = set(range(_NULL_PAGE + 1, self.num_pages))
+        expected = set(range(NULL_PAGE + 1, self.num_pages))
         assert free | self._used == expected, f"lost pages: {sorted(expected - free - self._used)}"

@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-NULL_PAGE = 0
+from xgr_runtime.kvcache.allocator import num_pages_of
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,6 @@ class KVSpec:
     def slot_bytes(self, num_rounds: int) -> int:
         """Bytes of one beam slot: the last round's tokens are never fed back, hence num_rounds - 1 tokens."""
         return self.unshared.bytes_per_token * (num_rounds - 1)
-
-
-def num_pages_of(num_tokens: int, page_size: int) -> int:
-    """Pages that hold num_tokens."""
-    return -(-num_tokens // page_size)
 
 
 def allocate_storage(

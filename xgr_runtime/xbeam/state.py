@@ -1,4 +1,7 @@
-"""All tensors of a running search, in one contiguous block: one device-to-host copy brings the whole outcome.
+"""All tensors of a running group of searches, in one contiguous block: one copy brings the whole outcome to the host.
+
+The groups of a batch run one after the other on one state; each one's outcome goes to a pinned block of its own, so
+that the host waits once, at the end of the batch.
 
 Shape table (N = row capacity, L levels, S = search capacity):
   block     int32 [3 L N + S + 1 + 4]   scores | nodes | parents of every level, then status_S1, then two int64 counters
@@ -18,7 +21,7 @@ from xgr_runtime.hal.ops.beam import BeamRows
 
 @dataclass(frozen=True)
 class BeamOutcome:
-    """Host views of the state's block after a batch. scores fp32 [L, N], nodes and parents int32 [L, N]."""
+    """Host views of a group's block after its batch. scores fp32 [L, N], nodes and parents int32 [L, N]."""
 
     scores_LN: torch.Tensor
     nodes_LN: torch.Tensor
@@ -28,7 +31,7 @@ class BeamOutcome:
 
 
 class BeamState:
-    """Reused from batch to batch; nothing is allocated between rounds."""
+    """Reused from group to group; nothing is allocated between rounds."""
 
     def __init__(
         self, num_levels: int, row_capacity: int, search_capacity: int, device: Device
@@ -44,7 +47,9 @@ class BeamState:
         self._block = torch.zeros(
             self._counters_at + 4, dtype=torch.int32, device=device.torch_device
         )
-        self._host_block = device.pinned_empty((self._counters_at + 4,), torch.int32)
+        self._device = device
+        self._host_blocks: list[torch.Tensor] = []
+        self.reserve(1)
         self._views = self._split(self._block)
         self.codes_LN = torch.zeros(
             (num_levels, row_capacity), dtype=torch.int32, device=device.torch_device
@@ -68,6 +73,11 @@ class BeamState:
     def counters(self) -> torch.Tensor:
         """int64 [2]: live parent rows, rows skipped by early termination."""
         return self._views.counters
+
+    def reserve(self, num_groups: int) -> None:
+        """Have pinned memory for the outcomes of that many groups of a batch; not inside a segment."""
+        while len(self._host_blocks) < num_groups:
+            self._host_blocks.append(self._device.pinned_empty(self._block.shape, torch.int32))
 
     def reset(self) -> None:
         """Make the root rows and the counters ready; part of the first segment."""
@@ -98,10 +108,10 @@ class BeamState:
             search_of_row_N,
         )
 
-    def copy_to_host(self, device: Device) -> BeamOutcome:
-        """Issue the one copy of a batch's outcome; the views are valid once the device's work is done."""
-        device.copy(self._host_block, self._block)
-        return self._split(self._host_block)
+    def copy_to_host(self, number: int) -> BeamOutcome:
+        """Issue the one copy of the outcome of a batch's group; the views are valid once the device's work is done."""
+        self._device.copy(self._host_blocks[number], self._block)
+        return self._split(self._host_blocks[number])
 
     def _split(self, block: torch.Tensor) -> BeamOutcome:
         shape = (self.num_levels, self.row_capacity)

@@ -1,7 +1,9 @@
 """A batch as plain data: numpy arrays, ints and names. It can be pickled and sent to another process or host.
 
 It holds no tensor, catalogue or rule object: slots, versions and tag expressions stand for them. Packed tokens of all
-histories come one after the other; every search owns a range of packed beam rows per level.
+histories come one after the other and are prefilled once. The searches are in groups of one catalogue slot and one
+normalisation, hence one depth; each group is its own sequence of rounds, and in it every search owns a range of packed
+beam rows per level.
 """
 
 from collections.abc import Sequence
@@ -11,6 +13,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from xgr_runtime.kvcache.allocator import NULL_PAGE
 from xgr_runtime.types import Int64Array, Normalization
 from xgr_runtime.xbeam.rules import TagExpression
 
@@ -31,34 +34,45 @@ class RuleRow:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """H histories and S searches over one catalogue slot and one normalisation.
+class PackedHistories:
+    """H histories with T new tokens in all.
 
     token_ids_T, positions_T int64; kv_slots_T int64 (page * page size + offset) of every new token. q_start_H1: token
-    range of each history; kv_lens_H: its tokens in the shared KV; page_table_HP int32, padded with the null page 0.
-    history_of_S int32. widths_SL int32 [S, L]. rule_loads: (row, expression) to write before the batch runs.
+    range of each history; kv_lens_H: its tokens in the shared KV; page_table_HP int32, padded with the null page.
     """
 
-    batch_id: int
-    kind: Literal["full", "score"]
-    request_ids: tuple[str, ...]
-    slot_index: int
-    catalog_version: str
-    normalization: Normalization
     token_ids_T: Int64Array
     positions_T: Int64Array
     kv_slots_T: Int64Array
     q_start_H1: Int32Array
     kv_lens_H: Int32Array
     page_table_HP: Int32Array
+
+    @property
+    def num_histories(self) -> int:
+        return len(self.kv_lens_H)
+
+
+@dataclass(frozen=True)
+class SearchGroup:
+    """S searches over one catalogue slot with one normalisation, in the order of their histories.
+
+    history_of_S int32, never descending: the rows of one history lie together, as the shared attention reads them.
+    A history may have none or several. widths_SL int32 [S, L]. rules: one per search. rule_loads: (row, expression)
+    to write before the group runs.
+    """
+
+    slot_index: int
+    catalog_version: str
+    normalization: Normalization
     history_of_S: Int32Array
     widths_SL: Int32Array
     rules: tuple[RuleRow, ...]
     rule_loads: tuple[tuple[int, TagExpression], ...]
 
-    @property
-    def num_histories(self) -> int:
-        return len(self.kv_lens_H)
+    def __post_init__(self) -> None:
+        assert (np.diff(self.history_of_S) >= 0).all(), self.history_of_S
+        assert len(self.history_of_S) == len(self.widths_SL) == len(self.rules) > 0
 
     @property
     def num_searches(self) -> int:
@@ -80,34 +94,45 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class BatchOutput:
-    """What came back. scores_LN fp32, nodes_LN and parents_LN int32 by level and packed row.
+class Batch:
+    """Histories, the request that each belongs to, and their searches by group."""
 
-    status_S: 0, or 1 + the round that failed. num_rows, num_rows_skipped: counters of the selection.
+    batch_id: int
+    kind: Literal["full"]
+    request_ids: tuple[str, ...]
+    histories: PackedHistories
+    groups: tuple[SearchGroup, ...]
+
+    @property
+    def num_histories(self) -> int:
+        return self.histories.num_histories
+
+
+@dataclass(frozen=True)
+class GroupOutput:
+    """What came back of one group. scores_LN fp32, nodes_LN and parents_LN int32 by level and packed row.
+
+    status_S: 0, or 1 + the round that failed. num_live_rows, num_rows_skipped: counters of the selection, the live
+    parent rows over all rounds and how many of them early termination passed over.
     """
 
     scores_LN: npt.NDArray[np.float32]
     nodes_LN: Int32Array
     parents_LN: Int32Array
     status_S: Int32Array
-    num_rows: int
+    num_live_rows: int
     num_rows_skipped: int
+
+
+@dataclass(frozen=True)
+class BatchOutput:
+    """What came back, in the order of the batch's groups."""
+
+    groups: tuple[GroupOutput, ...]
 
 
 def _starts(sizes: npt.NDArray[np.integer]) -> Int32Array:
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
-
-
-@dataclass(frozen=True)
-class PackedHistories:
-    """The history half of a batch; see Batch for the arrays."""
-
-    token_ids_T: Int64Array
-    positions_T: Int64Array
-    kv_slots_T: Int64Array
-    q_start_H1: Int32Array
-    kv_lens_H: Int32Array
-    page_table_HP: Int32Array
 
 
 def pack_histories(
@@ -115,7 +140,8 @@ def pack_histories(
 ) -> PackedHistories:
     """Pack prompts (token ids) whose tokens go to `pages`, in order, `page_size` tokens a page."""
     lengths = np.asarray([len(prompt) for prompt in prompts], dtype=np.int64)
-    table = np.zeros((len(prompts), max((len(p) for p in pages), default=1) or 1), dtype=np.int32)
+    num_pages = max((len(p) for p in pages), default=1) or 1
+    table = np.full((len(prompts), num_pages), NULL_PAGE, dtype=np.int32)
     for row, owned in zip(table, pages, strict=True):
         row[: len(owned)] = owned
     positions = np.concatenate([np.arange(n, dtype=np.int64) for n in lengths])

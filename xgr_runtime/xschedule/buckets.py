@@ -1,23 +1,41 @@
-"""Static sizes of a batch. A captured graph exists per bucket; a device that captures nothing pads only a little."""
+"""Static sizes of a batch. A captured graph exists per bucket; a device that captures nothing pads only a little.
+
+The prefill and each group's rounds have buckets of their own, so that one prefill graph serves whatever widths follow.
+"""
 
 from dataclasses import dataclass
 
-from xgr_runtime.xschedule.batch import Batch
+import numpy as np
+
+from xgr_runtime.xschedule.batch import PackedHistories, SearchGroup
 from xgr_runtime.xschedule.capacities import Capacities
 
 
 @dataclass(frozen=True)
-class Bucket:
-    """Padded sizes of one batch; rows has one entry per round, max_rows the most rows of one history in it."""
+class SharedBucket:
+    """Padded sizes of the histories' pages: what the rounds see of the prefill. num_pages is per history."""
+
+    num_histories: int
+    max_kv: int
+    num_pages: int
+
+
+@dataclass(frozen=True)
+class PrefillBucket:
+    """Padded sizes of the histories of a batch."""
 
     num_tokens: int
-    num_histories: int
+    max_q: int
+    shared: SharedBucket
+
+
+@dataclass(frozen=True)
+class RoundsBucket:
+    """Padded sizes of one group; rows has one entry per round, max_rows the most rows of one history in it."""
+
     num_searches: int
     rows: tuple[int, ...]
     max_rows: tuple[int, ...]
-    max_q: int
-    max_kv: int
-    num_pages: int
 
 
 def round_up(size: int, capacity: int, *, is_coarse: bool) -> int:
@@ -28,29 +46,35 @@ def round_up(size: int, capacity: int, *, is_coarse: bool) -> int:
     return min(capacity, -(-size // step) * step)
 
 
-def bucket_of(batch: Batch, capacities: Capacities, *, is_coarse: bool) -> Bucket:
-    """The bucket that holds `batch`."""
-
-    def up(size: int, capacity: int) -> int:
-        return round_up(max(size, 1), capacity, is_coarse=is_coarse)
-
+def prefill_bucket_of(
+    histories: PackedHistories, capacities: Capacities, *, is_coarse: bool
+) -> PrefillBucket:
+    """The bucket that holds `histories`."""
     c = capacities
-    rows_of_history = []
-    for level in range(batch.num_levels):
-        rows = [0] * batch.num_histories
-        for history, width in zip(batch.history_of_S, batch.widths_SL[:, level], strict=True):
-            rows[history] += int(width)
-        rows_of_history.append(max(rows))
-    longest = int(batch.kv_lens_H.max())
-    return Bucket(
-        num_tokens=up(len(batch.token_ids_T), c.num_tokens),
-        num_histories=_power_of_two(batch.num_histories, c.num_histories),
-        num_searches=_power_of_two(batch.num_searches, c.num_searches),
-        rows=tuple(up(int(w.sum()), c.num_rows) for w in batch.widths_SL.T),
-        max_rows=tuple(up(n, c.num_rows) for n in rows_of_history),
-        max_q=up(longest, c.max_history_tokens),
-        max_kv=up(longest, c.max_history_tokens),
-        num_pages=_power_of_two(batch.page_table_HP.shape[1], c.num_pages_per_history),
+    longest = int(histories.kv_lens_H.max())
+    max_kv = round_up(longest, c.max_history_tokens, is_coarse=is_coarse)
+    return PrefillBucket(
+        num_tokens=round_up(len(histories.token_ids_T), c.num_tokens, is_coarse=is_coarse),
+        max_q=max_kv,
+        shared=SharedBucket(
+            num_histories=_power_of_two(histories.num_histories, c.num_histories),
+            max_kv=max_kv,
+            num_pages=_power_of_two(histories.page_table_HP.shape[1], c.num_pages_per_history),
+        ),
+    )
+
+
+def rounds_bucket_of(
+    group: SearchGroup, capacities: Capacities, *, is_coarse: bool
+) -> RoundsBucket:
+    """The bucket that holds `group`."""
+    c = capacities
+    totals = group.widths_SL.sum(axis=0)
+    largest = [np.bincount(group.history_of_S, weights=w).max() for w in group.widths_SL.T]
+    return RoundsBucket(
+        num_searches=_power_of_two(group.num_searches, c.num_searches),
+        rows=tuple(round_up(int(n), c.num_rows, is_coarse=is_coarse) for n in totals),
+        max_rows=tuple(round_up(int(n), c.num_rows, is_coarse=is_coarse) for n in largest),
     )
 
 

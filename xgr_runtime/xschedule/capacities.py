@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from xgr_runtime.config import RuntimeConfig
+from xgr_runtime.kvcache.allocator import num_pages_of
 from xgr_runtime.xbeam.catalog import Catalog
 
 
@@ -33,15 +34,11 @@ def capacities_of(config: RuntimeConfig) -> Capacities:
         num_rows=scheduler.max_batch_rows,
         num_levels=num_levels,
         max_history_tokens=limits.max_prompt_tokens,
-        num_pages_per_history=-(-limits.max_prompt_tokens // page_size),
+        num_pages_per_history=num_pages_of(limits.max_prompt_tokens, page_size),
     )
 
 
 def default_num_pages(config: RuntimeConfig) -> int:
     """The null page, and enough for a full batch whose histories each waste part of a page."""
-    page_size = config.cache.page_size_tokens
-    return (
-        1
-        + -(-config.scheduler.max_batch_tokens // page_size)
-        + config.scheduler.max_batch_histories
-    )
+    full = num_pages_of(config.scheduler.max_batch_tokens, config.cache.page_size_tokens)
+    return 1 + full + config.scheduler.max_batch_histories

@@ -350,10 +350,14 @@ class Engine:
     def _result(
         self, scheduled: Scheduled, output: BatchOutput, index: int, end_s: float
     ) -> RecResult:
-        state = scheduled.states[index]
+        state, groups = scheduled.states[index], scheduled.batch.groups
+        places = zip(state.searches, scheduled.places[index], strict=True)
         return RecResult(
             request_id=state.request.request_id,
-            results=(build_search_result(state.searches[0], scheduled.batch, output, index),),
+            results=tuple(
+                build_search_result(search, groups[group], output.groups[group], number)
+                for search, (group, number) in places
+            ),
             num_history_used=state.num_history_used,
             num_history_unknown=state.num_history_unknown,
             num_prompt_tokens=state.num_tokens,

@@ -1,12 +1,13 @@
 """Runs a batch's segments, captured once per bucket where the device can capture.
 
-A `GraphPlan` is an ordered list of segments. Which parts of a batch share a segment is the device's choice: a GPU puts
-all rounds into one graph, an Ascend NPU keeps one graph per round. Nothing is read by the host between segments.
+A `GraphPlan` is the prefill's segment and the rounds of each group. How many segments the rounds of a group are is the
+device's choice: a GPU puts all of them into one graph, an Ascend NPU keeps one graph per round. Nothing is read by the
+host between segments.
 """
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from xgr_runtime.hal.device import Device, Graph
@@ -23,9 +24,10 @@ class Segment:
 
 @dataclass(frozen=True)
 class GraphPlan:
-    """The segments of a batch, in order."""
+    """The segments of a batch: the prefill, then group by group, each with its inputs copied before its rounds."""
 
-    segments: tuple[Segment, ...]
+    prefill: Segment
+    groups: tuple[tuple[Segment, ...], ...]
 
 
 class GraphRunner:
@@ -41,19 +43,20 @@ class GraphRunner:
         self._lock = threading.Lock()
         self.num_captures = 0
 
-    def run(self, plan: GraphPlan) -> None:
-        """Run or replay every segment of the plan.
+    def run(self, segments: Sequence[Segment]) -> None:
+        """Run or replay one part of a plan: the prefill, or all rounds of a group.
 
         A capture may run its segment, and a round moves KV in place: running one twice is not running it once. So all
-        missing segments are captured first, and then the whole plan is replayed from its start.
+        missing segments are captured first, and then the whole part is replayed from its start, which resets what its
+        rounds change. What the part reads of earlier parts, no segment of it writes.
         """
         if not self._device.is_capturing_supported:
-            for segment in plan.segments:
+            for segment in segments:
                 with self._device.segment(segment.name):
                     segment.run()
             return
-        graphs = [self._find(segment) for segment in plan.segments]
-        for segment, graph in zip(plan.segments, graphs, strict=True):
+        graphs = [self._find(segment) for segment in segments]
+        for segment, graph in zip(segments, graphs, strict=True):
             with self._device.segment(segment.name):
                 graph.replay()
 

@@ -1,10 +1,12 @@
-"""Turns a bucket into a graph plan: prefill, then the rounds, over static buffers.
+"""Turns buckets into a graph plan: prefill, then the rounds of each group, over static buffers.
 
 Round l reads the hidden state of its parent rows (round 0: of each history's last token), scores the level, selects,
 and moves the beams' own KV to the children, so that the next step finds each row's tokens in its slot.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -18,20 +20,32 @@ from xgr_runtime.types import Normalization
 from xgr_runtime.xbeam.search import LevelHead, run_round
 from xgr_runtime.xbeam.slot import CatalogSlot
 from xgr_runtime.xbeam.state import BeamState
-from xgr_runtime.xschedule.buckets import Bucket
-from xgr_runtime.xschedule.buffers import BatchInputs, InputBuffers
+from xgr_runtime.xschedule.buckets import PrefillBucket, RoundsBucket, SharedBucket
+from xgr_runtime.xschedule.buffers import GroupBuffers, GroupInputs, HistoryBuffers, SharedInputs
 from xgr_runtime.xschedule.capacities import Capacities
 from xgr_runtime.xschedule.graph_runner import GraphPlan, Segment
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a batch is searched against. serial is unique per allocated slot, so a graph never meets another address."""
+    """What a group is searched against. slot_index is unique per allocated slot, so a graph never meets another address."""
 
     slot: CatalogSlot
     head: LevelHead
-    serial: int
+    slot_index: int
     normalization: Normalization
+
+
+@dataclass(frozen=True)
+class _Rounds:
+    """Everything the rounds of a group are made of: sizes, ops, views of the static inputs."""
+
+    shared_bucket: SharedBucket
+    bucket: RoundsBucket
+    target: Target
+    ops: BoundOps
+    shared: SharedInputs
+    group: GroupInputs
 
 
 class ModelRunner:
@@ -57,54 +71,80 @@ class ModelRunner:
             SharedKV(model.kv_spec, num_pages, page_size, place),
             UnsharedKV(model.kv_spec, capacities.num_rows, rounds, place),
         )
-        self.inputs = InputBuffers(capacities, device)
+        self.histories = HistoryBuffers(capacities, device)
+        self.searches = GroupBuffers(capacities, device)
         self.state = BeamState(rounds, capacities.num_rows, capacities.num_searches, device)
         self._hidden_HM = torch.zeros(
             (capacities.num_histories, model.hidden_size), dtype=dtype, device=place
         )
-        self._bound: dict[Bucket, BoundOps] = {}
+        self._bound: dict[tuple[tuple[str, int], ...], BoundOps] = {}
 
-    def bind(self, bucket: Bucket) -> BoundOps:
-        """The ops of a bucket, resolved on first use and kept where buckets are few."""
-        if bucket in self._bound:
-            return self._bound[bucket]
-        dims = {
-            "T": bucket.num_tokens,
-            "H": bucket.num_histories,
-            "N": max(bucket.rows),
-            "max_kv": bucket.max_kv,
-        }
+    def reserve(self, num_groups: int) -> None:
+        """Have pinned memory for that many groups of a batch; not inside a segment."""
+        self.searches.reserve(num_groups)
+        self.state.reserve(num_groups)
+
+    def bind(self, dims: Mapping[str, int]) -> BoundOps:
+        """The ops for these static sizes, resolved on first use and kept where buckets are few."""
+        key = tuple(dims.items())
+        if key in self._bound:
+            return self._bound[key]
         ops = bind_ops(self._device, self._dtype, dims, allow_reference=self._allow_reference)
         if len(self._bound) >= 256:
             self._bound.clear()
-        self._bound[bucket] = ops
+        self._bound[key] = ops
         return ops
 
-    def plan(self, bucket: Bucket, target: Target) -> GraphPlan:
-        """The segments of a batch of this bucket against `target`."""
-        ops, inputs = self.bind(bucket), self.inputs.view(bucket)
-        key = (target.serial, target.normalization, bucket)
+    def plan(
+        self, prefill: PrefillBucket, groups: Sequence[tuple[RoundsBucket, Target]]
+    ) -> GraphPlan:
+        """The segments of a batch: its histories' bucket, and of each group the bucket and what it is searched against."""
+        return GraphPlan(
+            self._prefill_segment(prefill),
+            tuple(self._rounds_segments(prefill.shared, *group) for group in groups),
+        )
 
-        def prefill() -> None:
-            self._prefill(ops, bucket, inputs)
+    def _prefill_segment(self, bucket: PrefillBucket) -> Segment:
+        tokens = bucket.num_tokens
+        shared = bucket.shared
+        sizes = {"T": tokens, "N": tokens, "H": shared.num_histories}
+        ops = self.bind({**sizes, "max_q": bucket.max_q, "max_kv": shared.max_kv})
+        return Segment("prefill", ("prefill", bucket), lambda: self._prefill(ops, bucket))
 
-        def rounds(levels: range) -> None:
+    def _rounds_segments(
+        self, shared: SharedBucket, bucket: RoundsBucket, target: Target
+    ) -> tuple[Segment, ...]:
+        num_rows = max(bucket.rows)
+        sizes = {"T": num_rows, "N": num_rows, "H": shared.num_histories}
+        dims = {**sizes, "max_rows": max(bucket.max_rows), "max_kv": shared.max_kv}
+        rounds = _Rounds(
+            shared,
+            bucket,
+            target,
+            self.bind(dims),
+            self.histories.shared_view(shared),
+            self.searches.view(bucket, shared),
+        )
+
+        def run(levels: range) -> None:
             for level in levels:
-                self._round(ops, bucket, inputs, target, level)
+                self._round(rounds, level)
 
         all_levels = range(len(bucket.rows))
-        parts = (
-            [range(i, i + 1) for i in all_levels]
-            if self._device.is_graph_per_round
-            else [all_levels]
-        )
-        segments = [Segment("prefill", ("prefill", bucket), prefill)]
+        parts = [all_levels]
+        if self._device.is_graph_per_round:
+            parts = [range(level, level + 1) for level in all_levels]
+        segments = []
         for part in parts:
             name = f"rounds[{part.start}:{part.stop}]"
-            segments.append(Segment(name, (name, *key), lambda part=part: rounds(part)))  # type: ignore[misc]
-        return GraphPlan(tuple(segments))
+            # The slot comes second: graphs of a slot that is gone are found by it.
+            key = (name, target.slot_index, target.normalization, shared, bucket)
+            segments.append(Segment(name, key, partial(run, part)))
+        return tuple(segments)
 
-    def _prefill(self, ops: BoundOps, bucket: Bucket, inputs: BatchInputs) -> None:
+    def _prefill(self, ops: BoundOps, bucket: PrefillBucket) -> None:
+        inputs = self.histories.prefill_view(bucket)
+        shared = self.histories.shared_view(bucket.shared)
         hidden_HM = self._model.context(
             ops,
             ContextInputs(
@@ -112,21 +152,20 @@ class ModelRunner:
                 positions_T=inputs.positions_T,
                 slot_T=inputs.kv_slots_T,
                 q_start_H1=inputs.q_start_H1,
-                kv_len_H=inputs.kv_lens_H,
-                page_table_HP=inputs.page_table_HP,
+                kv_len_H=shared.kv_lens_H,
+                page_table_HP=shared.page_table_HP,
                 last_row_H=inputs.last_row_H,
                 max_q=bucket.max_q,
-                max_kv=bucket.max_kv,
+                max_kv=bucket.shared.max_kv,
             ),
             self.kv,
         )
         assert hidden_HM is not None, "a decoder-only model scores round 0 from its context"
-        self._hidden_HM[: bucket.num_histories].copy_(hidden_HM)
+        self._hidden_HM[: bucket.shared.num_histories].copy_(hidden_HM)
 
-    def _round(
-        self, ops: BoundOps, bucket: Bucket, inputs: BatchInputs, target: Target, level: int
-    ) -> None:
-        children = self._rows(bucket, inputs, level)
+    def _round(self, rounds: _Rounds, level: int) -> None:
+        bucket, target, inputs, ops = rounds.bucket, rounds.target, rounds.group, rounds.ops
+        children = self._rows(rounds, level)
         if level == 0:
             self.state.reset()
             parents = self.state.root(
@@ -134,10 +173,10 @@ class ModelRunner:
             )
             hidden_NM = self._hidden_HM[inputs.history_of_S]
         else:
-            parents = self._rows(bucket, inputs, level - 1)
+            parents = self._rows(rounds, level - 1)
             if level == 1:
-                self._first_slots(bucket, inputs)
-            hidden_NM = self._step(ops, bucket, inputs, target, parents, level)
+                self._first_slots(rounds)
+            hidden_NM = self._step(rounds, parents, level)
         run_round(
             ops,
             target.head,
@@ -164,36 +203,30 @@ class ModelRunner:
                 self.kv.unshared.tile,
             )
 
-    def _step(
-        self,
-        ops: BoundOps,
-        bucket: Bucket,
-        inputs: BatchInputs,
-        target: Target,
-        parents: BeamRows,
-        level: int,
-    ) -> torch.Tensor:
+    def _step(self, rounds: _Rounds, parents: BeamRows, level: int) -> torch.Tensor:
+        bucket, inputs = rounds.bucket, rounds.group
         num_rows = bucket.rows[level - 1]
         step = StepInputs(
-            token_ids_N=target.slot.token_of[level - 1][parents.codes_N.long()],
+            token_ids_N=rounds.target.slot.token_of[level - 1][parents.codes_N.long()],
             positions_N=inputs.history_len_S1[parents.search_of_row_N.long()] + (level - 1),
-            page_table_HP=inputs.page_table_HP,
-            kv_len_H=inputs.kv_lens_H,
+            page_table_HP=rounds.shared.page_table_HP,
+            kv_len_H=rounds.shared.kv_lens_H,
             row_start_H1=inputs.history_row_starts[level - 1],
             slot_N=self.state.slots_2N[(level + 1) % 2][:num_rows],
             max_rows=bucket.max_rows[level - 1],
-            max_kv=bucket.max_kv,
+            max_kv=rounds.shared_bucket.max_kv,
             round=level,
         )
-        return self._model.step(ops, step, self.kv)
+        return self._model.step(rounds.ops, step, self.kv)
 
-    def _rows(self, bucket: Bucket, inputs: BatchInputs, level: int) -> BeamRows:
-        return self.state.rows(
-            level, bucket.rows[level], inputs.starts[level + 1], inputs.search_of_row[level + 1]
-        )
+    def _rows(self, rounds: _Rounds, level: int) -> BeamRows:
+        inputs, num_rows = rounds.group, rounds.bucket.rows[level]
+        starts, search_of_row = inputs.starts[level + 1], inputs.search_of_row[level + 1]
+        return self.state.rows(level, num_rows, starts, search_of_row)
 
-    def _first_slots(self, bucket: Bucket, inputs: BatchInputs) -> None:
+    def _first_slots(self, rounds: _Rounds) -> None:
         """Row i of a search starts in slot i of its range; padding rows use the dummy slot behind all ranges."""
+        bucket, inputs = rounds.bucket, rounds.group
         search_N = inputs.search_of_row[1].long()
         row_N = torch.arange(search_N.shape[0], device=search_N.device, dtype=torch.int32)
         slot_N = inputs.slot_start_S1[search_N] + row_N - inputs.starts[1][search_N]

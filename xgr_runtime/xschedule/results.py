@@ -5,18 +5,18 @@ import numpy.typing as npt
 
 from xgr_runtime.types import SearchResult, Timings
 from xgr_runtime.xbeam.ranking import rank_items
-from xgr_runtime.xschedule.batch import Batch, BatchOutput
+from xgr_runtime.xschedule.batch import GroupOutput, SearchGroup
 from xgr_runtime.xschedule.request import RequestState, SearchState
 
 TEMPERATURE = 1.0
 
 
 def build_search_result(
-    search: SearchState, batch: Batch, output: BatchOutput, index: int
+    search: SearchState, group: SearchGroup, output: GroupOutput, index: int
 ) -> SearchResult:
-    """The result of search number `index` of the batch."""
+    """The result of search number `index` of the group."""
     status = int(output.status_S[index])
-    starts = batch.row_starts(batch.num_levels - 1)
+    starts = group.row_starts(group.num_levels - 1)
     rows = np.arange(starts[index], starts[index + 1])
     scores = output.scores_LN[-1][rows]
     rows = rows[scores > -np.inf] if status == 0 else rows[:0]
@@ -40,7 +40,7 @@ def build_search_result(
         num_valid=len(rows),
         num_items=len(ranked.positions),
         status="ok" if status == 0 else "failed",
-        reason=_reason(search, batch, status, len(rows)),
+        reason=_reason(search, status, len(rows)),
         catalog=search.pinned.name,
         catalog_version=search.pinned.version,
         normalization=search.normalization,
@@ -50,7 +50,7 @@ def build_search_result(
     )
 
 
-def level_scores(output: BatchOutput, rows: npt.NDArray[np.integer]) -> npt.NDArray[np.float32]:
+def level_scores(output: GroupOutput, rows: npt.NDArray[np.integer]) -> npt.NDArray[np.float32]:
     """fp32 [n, L]: what each level added to the score of the final `rows`, as differences along their ancestors."""
     num_levels = len(output.scores_LN)
     sums = np.zeros((len(rows), num_levels + 1), dtype=np.float64)
@@ -61,12 +61,12 @@ def level_scores(output: BatchOutput, rows: npt.NDArray[np.integer]) -> npt.NDAr
 
 
 def beam_levels(
-    batch: Batch, output: BatchOutput, index: int
+    group: SearchGroup, output: GroupOutput, index: int
 ) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]]:
-    """Debug view: per level the trie nodes and scores of the live rows of search number `index`, best first."""
+    """Debug view: per level the trie nodes and scores of the live rows of search number `index` of a group, best first."""
     levels = []
-    for level in range(batch.num_levels):
-        starts = batch.row_starts(level)
+    for level in range(group.num_levels):
+        starts = group.row_starts(level)
         rows = slice(starts[index], starts[index + 1])
         scores = output.scores_LN[level][rows]
         levels.append((output.nodes_LN[level][rows][scores > -np.inf], scores[scores > -np.inf]))
@@ -82,7 +82,7 @@ def timings(state: RequestState, end_s: float) -> Timings:
     )
 
 
-def _reason(search: SearchState, batch: Batch, status: int, num_valid: int) -> str:
+def _reason(search: SearchState, status: int, num_valid: int) -> str:
     if status:
         return f"the model gave NaN or +inf in round {status - 1}"
     if num_valid:

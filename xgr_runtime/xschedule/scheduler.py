@@ -1,9 +1,9 @@
 """Which requests run next, and with which pages and rows. Pure Python: no torch, no clock of its own, no threads.
 
 Earliest due first; a request is due at its deadline, and after the configured patience at the latest, so none can
-starve behind more urgent ones. A batch is closed when a capacity is reached or its first request has waited
-`max_wait_ms`. Requests of another group (catalogue slot, normalisation) than the most urgent one wait for a later
-batch.
+starve behind more urgent ones. A batch takes requests of the most urgent one's group (catalogue slot, normalisation);
+the others wait for a later batch. It is closed when a capacity is reached or a request of that group has waited
+`max_wait_ms`.
 """
 
 from collections.abc import Callable
@@ -13,18 +13,22 @@ import numpy as np
 
 from xgr_runtime.config import SchedulerConfig
 from xgr_runtime.errors import DeadlineExceeded, Overloaded
-from xgr_runtime.kvcache.allocator import PageAllocator
+from xgr_runtime.kvcache.allocator import PageAllocator, num_pages_of
 from xgr_runtime.xbeam.rules import TagExpression
-from xgr_runtime.xschedule.batch import Batch, RuleRow, pack_histories
+from xgr_runtime.xschedule.batch import Batch, RuleRow, SearchGroup, pack_histories
 from xgr_runtime.xschedule.request import RequestState
 
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A batch and the requests it answers, in the order of its histories."""
+    """A batch and the requests it answers, in the order of its histories.
+
+    places: for each request and each of its searches the group of the batch and the search's number in it.
+    """
 
     batch: Batch
     states: tuple[RequestState, ...]
+    places: tuple[tuple[tuple[int, int], ...], ...]
 
 
 class Scheduler:
@@ -76,16 +80,17 @@ class Scheduler:
         """Seconds until a batch may be ready or a deadline passes; None with an empty queue."""
         if not self._queue:
             return None
-        ready = min(s.arrival_s for s in self._queue) + self._config.max_wait_ms / 1e3
+        ready = self._ready_s(self._most_urgent_group())
         deadlines = [s.request.deadline_s for s in self._queue if s.request.deadline_s is not None]
         return max(0.0, min([ready, *deadlines]) - now)
 
     def schedule(self, now: float, *, is_draining: bool = False) -> Scheduled | None:
         """The next batch, or None when there is none yet. Draining closes batches at once."""
-        picked, is_full = self._pick()
+        group = self._most_urgent_group()
+        picked, is_full = self._pick(group)
         if not picked:
             return None
-        has_waited = now >= min(s.arrival_s for s in self._queue) + self._config.max_wait_ms / 1e3
+        has_waited = now >= self._ready_s(group)
         if not (is_full or has_waited or is_draining):
             return None
         rows = self._place_rules(picked)
@@ -95,7 +100,8 @@ class Scheduler:
             state.start_s = now
             state.is_scheduled = True
             self._queue.remove(state)
-        return Scheduled(self._build(picked, rows), tuple(picked))
+        places = tuple(((0, index),) for index in range(len(picked)))
+        return Scheduled(self._build(picked, rows), tuple(picked), places)
 
     def complete(self, scheduled: Scheduled, *, has_failed: bool = False) -> None:
         """Give back what the batch held. A failed one may not have written its rule sets: their rows are forgotten."""
@@ -107,15 +113,22 @@ class Scheduler:
                     search.pinned.rule_rows.forget(search.expression)
 
     def _num_pages(self, state: RequestState) -> int:
-        return -(-state.num_tokens // self._page_size)
+        return num_pages_of(state.num_tokens, self._page_size)
 
-    def _pick(self) -> tuple[list[RequestState], bool]:
-        """Requests of the most urgent one's group that fit together, and whether a capacity stopped the list."""
+    def _most_urgent_group(self) -> list[RequestState]:
+        """The most urgent request and the others of its group, in the order of urgency."""
+        by_urgency = sorted(self._queue, key=lambda s: (s.due_s, s.arrival_s))
+        return [s for s in by_urgency if s.searches[0].group == by_urgency[0].searches[0].group]
+
+    def _ready_s(self, group: list[RequestState]) -> float:
+        """When one of these requests has waited long enough for its batch to be closed."""
+        return min(s.arrival_s for s in group) + self._config.max_wait_ms / 1e3
+
+    def _pick(self, group: list[RequestState]) -> tuple[list[RequestState], bool]:
+        """The first requests of a group that fit together, and whether a capacity stopped the list."""
         config, picked = self._config, list[RequestState]()
         tokens = rows = pages = 0
-        for state in sorted(self._queue, key=lambda s: (s.due_s, s.arrival_s)):
-            if picked and state.searches[0].group != picked[0].searches[0].group:
-                continue
+        for state in group:
             fits = (
                 len(picked) < config.max_batch_histories
                 and tokens + state.num_tokens <= config.max_batch_tokens
@@ -159,25 +172,23 @@ class Scheduler:
             num_scratch += search.is_excluding
             rules.append(RuleRow(row, scratch, tuple(search.cleared.edges)))
         pinned = searches[0].pinned
-        return Batch(
-            batch_id=self._num_batches,
-            kind="full",
-            request_ids=tuple(s.request.request_id for s in states),
+        group = SearchGroup(
             slot_index=pinned.slot_index,
             catalog_version=pinned.version,
             normalization=searches[0].normalization,
-            token_ids_T=packed.token_ids_T,
-            positions_T=packed.positions_T,
-            kv_slots_T=packed.kv_slots_T,
-            q_start_H1=packed.q_start_H1,
-            kv_lens_H=packed.kv_lens_H,
-            page_table_HP=packed.page_table_HP,
             history_of_S=np.arange(len(states), dtype=np.int32),
             widths_SL=np.asarray([search.widths for search in searches], dtype=np.int32),
             rules=tuple(rules),
             rule_loads=tuple(
                 (row, expression) for row, expression in rows if expression is not None
             ),
+        )
+        return Batch(
+            batch_id=self._num_batches,
+            kind="full",
+            request_ids=tuple(s.request.request_id for s in states),
+            histories=packed,
+            groups=(group,),
         )
 
 

@@ -1,4 +1,9 @@
-"""Runs a batch on one device: rules, inputs, the plan's segments, one copy back. Nothing is read in between."""
+"""Runs a batch on one device: the histories' prefill, then group by group its rules, inputs, rounds, one copy back.
+
+The host only issues work, in the order of one stream, and waits once, when the last group's copy is issued. So the
+groups share the device's buffers, and what the host writes for a group (pinned inputs, the place of its outcome) is
+that group's own until then.
+"""
 
 from collections.abc import Mapping
 
@@ -6,15 +11,16 @@ import numpy as np
 
 from xgr_runtime.hal.device import Device
 from xgr_runtime.xbeam.rules import RuleCache
-from xgr_runtime.xschedule.batch import Batch, BatchOutput
-from xgr_runtime.xschedule.buckets import bucket_of
+from xgr_runtime.xbeam.state import BeamOutcome
+from xgr_runtime.xschedule.batch import Batch, BatchOutput, GroupOutput, SearchGroup
+from xgr_runtime.xschedule.buckets import prefill_bucket_of, rounds_bucket_of
 from xgr_runtime.xschedule.catalogs import LoadedCatalog
 from xgr_runtime.xschedule.graph_runner import GraphRunner
 from xgr_runtime.xschedule.model_runner import ModelRunner, Target
 
 
 class Worker:
-    """One device of one process. catalogs maps a batch's slot index to what is loaded there."""
+    """One device of one process. catalogs maps a group's slot index to what is loaded there."""
 
     def __init__(
         self,
@@ -29,34 +35,40 @@ class Worker:
 
     def run(self, batch: Batch) -> BatchOutput:
         """Run `batch` to its end. The outcome's arrays are copies."""
-        loaded = self._catalogs[batch.slot_index]
-        bucket = bucket_of(
-            batch, self._runner.capacities, is_coarse=self._device.is_capturing_supported
-        )
+        runner, is_coarse = self._runner, self._device.is_capturing_supported
+        histories = batch.histories
+        prefill = prefill_bucket_of(histories, runner.capacities, is_coarse=is_coarse)
+        buckets = [
+            rounds_bucket_of(group, runner.capacities, is_coarse=is_coarse)
+            for group in batch.groups
+        ]
+        targets = [self._target(group) for group in batch.groups]
+        plan = runner.plan(prefill, list(zip(buckets, targets, strict=True)))
+        runner.reserve(len(batch.groups))
         with self._device.segment("inputs"):
-            rule_rows = self._place_rules(batch, loaded)
-            self._runner.inputs.fill(batch, bucket, rule_rows)
-        target = Target(loaded.slot, loaded.head, loaded.slot_index, batch.normalization)
-        self.graphs.run(self._runner.plan(bucket, target))
-        outcome = self._runner.state.copy_to_host(self._device)
+            runner.histories.fill(histories, prefill)
+        self.graphs.run((plan.prefill,))
+        outcomes: list[BeamOutcome] = []
+        for number, (group, bucket) in enumerate(zip(batch.groups, buckets, strict=True)):
+            with self._device.segment("inputs"):
+                rule_rows = self._place_rules(group)
+                runner.searches.fill(number, group, histories, bucket, prefill.shared, rule_rows)
+            self.graphs.run(plan.groups[number])
+            outcomes.append(runner.state.copy_to_host(number))
         self._device.record_event().wait()
-        num_rows, num_skipped = (int(n) for n in outcome.counters.numpy())
-        levels = batch.num_levels
-        return BatchOutput(
-            scores_LN=outcome.scores_LN[:levels].numpy().copy(),
-            nodes_LN=outcome.nodes_LN[:levels].numpy().copy(),
-            parents_LN=outcome.parents_LN[:levels].numpy().copy(),
-            status_S=outcome.status_S1[: batch.num_searches].numpy().astype(np.int32),
-            num_rows=num_rows,
-            num_rows_skipped=num_skipped,
-        )
+        return BatchOutput(tuple(map(_output, batch.groups, outcomes)))
 
-    def _place_rules(self, batch: Batch, loaded: LoadedCatalog) -> list[int]:
+    def _target(self, group: SearchGroup) -> Target:
+        loaded = self._catalogs[group.slot_index]
+        return Target(loaded.slot, loaded.head, loaded.slot_index, group.normalization)
+
+    def _place_rules(self, group: SearchGroup) -> list[int]:
         """Write new rule sets, copy rows for searches with exclusions, clear their edges; the row of each search."""
-        slot, rows = loaded.slot, []
-        for row, expression in batch.rule_loads:
+        loaded, rows = self._catalogs[group.slot_index], []
+        slot = loaded.slot
+        for row, expression in group.rule_loads:
             slot.write_rule_set(row, self._rule_cache.get(loaded.catalog, expression))
-        for rule in batch.rules:
+        for rule in group.rules:
             if rule.scratch is None:
                 rows.append(rule.row)
                 continue
@@ -65,3 +77,16 @@ class Worker:
             slot.clear(scratch, rule.cleared)
             rows.append(scratch)
         return rows
+
+
+def _output(group: SearchGroup, outcome: BeamOutcome) -> GroupOutput:
+    levels = group.num_levels
+    num_live_rows, num_rows_skipped = (int(n) for n in outcome.counters.numpy())
+    return GroupOutput(
+        scores_LN=outcome.scores_LN[:levels].numpy().copy(),
+        nodes_LN=outcome.nodes_LN[:levels].numpy().copy(),
+        parents_LN=outcome.parents_LN[:levels].numpy().copy(),
+        status_S=outcome.status_S1[: group.num_searches].numpy().astype(np.int32),
+        num_live_rows=num_live_rows,
+        num_rows_skipped=num_rows_skipped,
+    )
