@@ -36,6 +36,10 @@ class StandInEngine:
     def __init__(self) -> None:
         self.requests: list[RecRequest] = []
         self.cancelled: list[RecRequest] = []
+        self.stopped = asyncio.Event()
+
+    async def wait_stopped(self) -> None:
+        await self.stopped.wait()
 
     async def submit(self, request: RecRequest) -> RecResult:
         self.requests.append(request)

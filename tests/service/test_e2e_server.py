@@ -11,8 +11,10 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import numpy as np
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.helpers.catalogs import TAGS
 from tests.helpers.same_answer import SameAnswerTotals
@@ -283,6 +285,43 @@ def test_the_commands_serve_ask_and_drain_under_load(world: World) -> None:
     world.check(request, history, outcomes[-1].results[0])
     assert len(late) == 20
     assert all(isinstance(o, (EngineClosed, ServiceError)) for o in late), late
+
+
+@pytest.mark.parametrize("num_requests", [0, 5])
+def test_a_process_whose_engine_dies_ends_by_itself(world: World, num_requests: int) -> None:
+    """Nobody asks anything after the failure: health, the waiting requests and the exit code tell of it."""
+
+    async def ask(target: str) -> list[Any]:
+        request = RecRequest(history_item_ids=np.array([1, 2], np.int64))
+        async with (
+            AsyncRecommendClient(target, timeout_s=60) as client,
+            grpc.aio.insecure_channel(target) as channel,
+        ):
+            watch_stub: Any = health_pb2_grpc.HealthStub(channel)
+            watch = watch_stub.Watch(health_pb2.HealthCheckRequest())
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+            calls = [
+                asyncio.ensure_future(send(client, request, None)) for _ in range(num_requests)
+            ]
+            await asyncio.sleep(0.5)
+            assert not any(call.done() for call in calls)
+            process.send_signal(signal.SIGUSR1)
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            return await asyncio.gather(*calls)
+
+    command = ["-m", "tests.service.serve_dying", str(world.config)]
+    with serving(command) as (process, target):
+        outcomes = asyncio.run(ask(target))
+        start_s = time.monotonic()
+        _, errors = process.communicate(timeout=30)
+    assert len(outcomes) == num_requests
+    assert all(isinstance(o, EngineClosed) and "beyond repair" in str(o) for o in outcomes), (
+        outcomes
+    )
+    assert process.returncode == 1, errors
+    assert errors.splitlines()[-1] == "xgr serve: the engine stopped by itself"
+    assert "SystemError: beyond repair" in errors
+    assert time.monotonic() - start_s < 10, "the drain's 20 s are not used up"
 
 
 def absent_device() -> str:

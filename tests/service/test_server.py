@@ -130,6 +130,41 @@ def test_serving_ends_when_the_engine_stops_by_itself() -> None:
     assert asyncio.run(main()) is ServeEnd.ENGINE_CLOSED
 
 
+def test_an_engine_that_stops_without_any_request_ends_the_service() -> None:
+    async def main() -> tuple[ServeEnd, float]:
+        address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        engine = StandInEngine()
+        ending = asyncio.ensure_future(serve(engine, with_free_port(), address.set_result))
+        async with grpc.aio.insecure_channel(await address) as channel:
+            watch_stub: Any = health_pb2_grpc.HealthStub(channel)
+            watch = watch_stub.Watch(health_pb2.HealthCheckRequest())
+            assert (await watch.read()).status == SERVING
+            start_s = time.monotonic()
+            engine.stopped.set()
+            assert (await watch.read()).status == NOT_SERVING
+            return await asyncio.wait_for(ending, 10), time.monotonic() - start_s
+
+    end, seconds = asyncio.run(main())
+    assert end is ServeEnd.ENGINE_CLOSED
+    assert seconds < 5
+
+
+def test_an_engine_that_stops_during_a_drain_is_told() -> None:
+    async def main() -> None:
+        engine = StandInEngine()
+        async with running(engine) as (server, target), AsyncRecommendClient(target) as client:
+            call = asyncio.ensure_future(client.recommend(waiting_request("0.3")))
+            while not engine.requests:
+                await asyncio.sleep(0.01)
+            stopping = asyncio.ensure_future(server.stop(asyncio.Event()))
+            engine.stopped.set()
+            assert (await call).results
+            assert await stopping == 0
+            assert server.servicer.engine_closed.is_set()
+
+    asyncio.run(main())
+
+
 def test_addresses() -> None:
     assert format_address("127.0.0.1", 5) == "127.0.0.1:5"
     assert format_address("::1", 5) == "[::1]:5"

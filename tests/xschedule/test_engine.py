@@ -12,7 +12,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 from tests.helpers.catalogs import TAGS
@@ -51,14 +50,21 @@ def test_a_request_that_is_refused_costs_nothing(engine: Engine, oracle: Oracle)
     wait_until(lambda: is_idle(engine))
 
 
-def test_a_search_wider_than_any_batch_is_refused_by_name(config: RuntimeConfig) -> None:
-    small = replace(config, cache=replace(config.cache, num_pages=3))
-    with make_engine(small) as engine:
-        prompt = RecRequest(prompt_token_ids=np.zeros(64, np.int64))
-        with pytest.raises(InvalidRequest, match=r"needs 4 KV pages, cache.num_pages gives 2"):
-            engine.recommend([prompt])
-        assert engine.recommend([RecRequest(prompt_token_ids=np.zeros(32, np.int64))])
-        wait_until(lambda: is_idle(engine))
+def test_a_configuration_built_by_hand_is_checked(config: RuntimeConfig) -> None:
+    """A prompt that no batch could hold would wait for ever; such a configuration starts no engine."""
+    for part, message in (
+        ({"cache": replace(config.cache, num_pages=3)}, "cache.num_pages must be 0 or at least 5"),
+        (
+            {"scheduler": replace(config.scheduler, max_batch_tokens=16)},
+            "limits.max_prompt_tokens must not exceed scheduler.max_batch_tokens",
+        ),
+        (
+            {"scheduler": replace(config.scheduler, max_wait_ms=float("inf"))},
+            "scheduler.max_wait_ms must be in",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            make_engine(replace(config, **part))
 
 
 def test_overload_is_refused_at_once_and_passes(engine: Engine, gate: Gate, oracle: Oracle) -> None:
@@ -259,9 +265,33 @@ def test_a_loop_that_dies_says_so(config: RuntimeConfig, oracle: Oracle, where: 
         with pytest.raises(EngineClosed, match=r"the engine stopped: .*beyond repair"):
             engine.submit_future(request_of("", history(oracle)))
         assert engine.drain(TIMEOUT_S), "nobody waits any more"
+        asyncio.run(asyncio.wait_for(engine.wait_stopped(), TIMEOUT_S))
     finally:
         threading.excepthook = hook
         engine.close()
+
+
+def test_whoever_waits_for_the_end_hears_of_it(config: RuntimeConfig) -> None:
+    """A close from another thread ends the wait; one that was cancelled, or whose loop is gone, disturbs nobody."""
+
+    async def main(engine: Engine) -> None:
+        cancelled = asyncio.ensure_future(engine.wait_stopped())
+        waits = [asyncio.ensure_future(engine.wait_stopped()) for _ in range(2)]
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        done, _ = await asyncio.wait([cancelled, *waits], timeout=0.05)
+        assert done == {cancelled}
+        threading.Thread(target=engine.close).start()
+        await asyncio.wait_for(asyncio.gather(*waits), TIMEOUT_S)
+        await asyncio.wait_for(engine.wait_stopped(), TIMEOUT_S)
+
+    async def give_up(engine: Engine) -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(engine.wait_stopped(), 0.01)
+
+    with make_engine(config) as engine:
+        asyncio.run(give_up(engine))
+        asyncio.run(main(engine))
 
 
 def test_asyncio(engine: Engine, oracle: Oracle) -> None:

@@ -2,7 +2,7 @@
 
 The grpc.aio server lives in the main thread's asyncio loop; the engine runs its own thread. At the first SIGTERM or ctrl-C health
 turns NOT_SERVING, new calls are answered UNAVAILABLE, calls in flight get `service.drain_s` seconds, then the server stops. The
-second signal stops at once. Waiting for the calls and not for gRPC's own grace period matters: a load balancer's health watch
+second signal stops at once. An engine that stops by itself, idle or not, ends the service too. Waiting for the calls and not for gRPC's own grace period matters: a load balancer's health watch
 never ends by itself and would always use up the whole period.
 """
 
@@ -44,10 +44,11 @@ class RecommendServer:
             ("grpc.max_send_message_length", limit),
             ("grpc.so_reuseport", 0),
         )
-        self._config = config.service
+        self._engine, self._config = engine, config.service
         self._server = grpc.aio.server(options=options)
         self._health = ServiceHealth()
         self.servicer = RecommendServicer(engine, config.limits)
+        self._watch: asyncio.Future[None] | None = None
 
     async def start(self) -> int:
         """Listen; returns the port. Raises ConfigError when the address cannot be bound."""
@@ -58,6 +59,7 @@ class RecommendServer:
         port = int(self._server.add_insecure_port(address))
         await self._server.start()
         await self._health.set_serving()
+        self._watch = asyncio.ensure_future(self._watch_engine())
         return port
 
     async def stop(self, stop_now: asyncio.Event) -> int:
@@ -74,7 +76,15 @@ class RecommendServer:
         num_cut_off = self.servicer.num_in_flight
         # Answers that handlers have returned may still have to leave the socket.
         await self._server.stop(None if num_cut_off else FLUSH_S)
+        if self._watch is not None:
+            self._watch.cancel()
         return num_cut_off
+
+    async def _watch_engine(self) -> None:
+        """No balancer may send requests to an engine that has stopped, and no request needs to find it out."""
+        await self._engine.wait_stopped()
+        await self._health.set_stopping()
+        self.servicer.engine_closed.set()
 
 
 async def serve(

@@ -39,9 +39,15 @@ Server: TypeAlias = Any
 
 
 class RequestSink(Protocol):
-    """The part of the Engine that answers requests; cancelling the awaiting task withdraws the request."""
+    """The part of the Engine that the service uses.
+
+    Cancelling the task that awaits `submit` withdraws the request. `wait_stopped` returns when no request will be
+    answered any more.
+    """
 
     async def submit(self, request: RecRequest) -> RecResult: ...
+
+    async def wait_stopped(self) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ from xgr_runtime.xschedule.scheduler import Scheduled, Scheduler, fail_expired
 from xgr_runtime.xschedule.worker import Worker
 
 logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 class Engine:
@@ -97,6 +98,7 @@ class Engine:
         self._is_draining = False
         self._is_closed = False
         self._failure: BaseException | None = None
+        self._stop_waiters: list[Future[None]] = []
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="xgr-intake")
         self._thread: threading.Thread | None = None
         for name, path in config.catalogs.items():
@@ -156,6 +158,15 @@ class Engine:
         Raises InvalidRequest, NotFound, Overloaded, DeadlineExceeded, EngineClosed.
         """
         return await asyncio.wrap_future(self.submit_future(request))
+
+    async def wait_stopped(self) -> None:
+        """Return once the engine serves no more, closed or because its loop died; cancelling ends the wait."""
+        waiter: Future[None] = Future()
+        with self._wake:
+            if self._is_closed or self._failure is not None:
+                return
+            self._stop_waiters.append(waiter)
+        await asyncio.wrap_future(waiter)
 
     def submit_future(self, request: RecRequest) -> "Future[RecResult]":
         """Queue a request; the future holds its result or one of the errors of `submit`."""
@@ -374,10 +385,13 @@ class Engine:
                 self._failure = error
             states = [*self._running, *self._scheduler.take_all()]
             self._running = ()
+            stop_waiters, self._stop_waiters = self._stop_waiters, []
             self._wake.notify_all()
         for state in states:
             if not state.future.done():
                 _resolve(state.future, EngineClosed(str(error)))
+        for waiter in stop_waiters:
+            _resolve(waiter, None)
 
     def _drop_graphs(self, slot_index: int) -> None:
         self.worker.graphs.drop(
@@ -385,7 +399,7 @@ class Engine:
         )
 
 
-def _resolve(future: "Future[RecResult]", outcome: "RecResult | BaseException") -> None:
+def _resolve(future: "Future[_T]", outcome: "_T | BaseException") -> None:
     """Set a future's outcome unless it was cancelled meanwhile."""
     if not future.set_running_or_notify_cancel():
         return
