@@ -364,3 +364,11 @@ def test_swaps_while_requests_run_from_several_threads(folder: Path, versions: V
         assert len(seen) >= 4, f"only {seen} were active while requests ran"
         versions_left = engine.describe()["catalogs"]["main"]["versions"].values()
         assert all(v["num_pins"] == 0 for v in versions_left)
+
+
+def test_an_empty_version_never_means_the_active_one_to_retire(
+    engine: Engine, versions: Versions
+) -> None:
+    with pytest.raises(CatalogError, match="'v1' of catalogue 'main' is active"):
+        engine.retire_catalog("main", "")
+    assert_is_version(ask(engine), 1, versions)

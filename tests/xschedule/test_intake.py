@@ -97,6 +97,17 @@ SEARCH_FAULTS: dict[str, tuple[Search, str, str]] = {
     "an id that is a word": (
         Search(rules=Rules(exclude_item_ids=("7",))),  # type: ignore[arg-type]
         "rules.exclude_item_ids", "must be 64-bit whole numbers, got '7'"),
+    "widths as an array": (
+        Search(beam_widths=np.ones(3, np.int64)),  # type: ignore[arg-type]
+        "beam_widths", "must be a tuple of widths, got ndarray"),
+    "no rules object": (
+        Search(rules=None), "rules", "must be Rules, got NoneType"),  # type: ignore[arg-type]
+    "exclusions left out": (
+        Search(rules=Rules(exclude_item_ids=None)),  # type: ignore[arg-type]
+        "rules.exclude_item_ids", "must be an array or a sequence of whole numbers, got NoneType"),
+    "a word for a truth value": (
+        Search(rules=Rules(exclude_history="no")),  # type: ignore[arg-type]
+        "rules.exclude_history", "must be true or false, got 'no'"),
     "a tag that is a number": (
         Search(rules=Rules(exclude_tags=(7,))),  # type: ignore[arg-type]
         "rules.exclude_tags", "must be strings, got 7"),
@@ -149,6 +160,13 @@ REQUEST_FAULTS: dict[str, tuple[RecRequest, str, str]] = {
     "a flat list of codes": (
         RecRequest(history_sids=np.ones(3, np.uint32)),
         "history_sids", r"must have shape \[n, levels\], got \[3\]"),
+    "a masked array": (
+        RecRequest(history_item_ids=np.ma.masked_array([1, 2], [True, False])),
+        "history_item_ids", "must be a plain array"),
+    "no key": (RecRequest(history_keys=(None,)), "history_keys", "must be strings, got None"),  # type: ignore[arg-type]
+    "a deadline that is a word": (
+        by_ids(deadline_s="x"), "deadline_s", "must be seconds of time.monotonic.., got 'x'"),
+    "a deadline that is no number": (by_ids(deadline_s=float("nan")), "deadline_s", "got nan"),
     "an unknown option": (
         by_ids(on_unknown="bogus"), "on_unknown", "must be one of skip, error, got 'bogus'"),
     "long request id": (by_ids(request_id="x" * 11), "request_id", "at most .* = 10 characters"),

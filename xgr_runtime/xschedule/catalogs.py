@@ -126,14 +126,11 @@ class CatalogStore:
         """Free a version that is neither active nor in use."""
         with self._lock:
             loaded = self._find(name, version)
-            if loaded.num_pins or self._names[name].active == version:
-                state = (
-                    "active"
-                    if self._names[name].active == version
-                    else f"used by {loaded.num_pins} requests"
-                )
+            is_active = self._names[name].active == loaded.version
+            if loaded.num_pins or is_active:
+                state = "active" if is_active else f"used by {loaded.num_pins} requests"
                 raise CatalogError(
-                    f"version {version!r} of catalogue {name!r} is {state} and cannot be retired"
+                    f"version {loaded.version!r} of catalogue {name!r} is {state} and cannot be retired"
                 )
             self._retire(self._names[name], loaded)
 

@@ -3,6 +3,7 @@
 Nothing is coerced: a fractional id, a flattened matrix or a misspelt option would be answered as another question.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -25,6 +26,9 @@ def check_request(request: RecRequest, config: RuntimeConfig) -> Violations:
         found.append(
             ("request_id", f"at most limits.max_request_id_length = {longest_id} characters")
         )
+    deadline = request.deadline_s
+    if deadline is not None and (not isinstance(deadline, (int, float)) or math.isnan(deadline)):
+        found.append(("deadline_s", f"must be seconds of time.monotonic(), got {deadline!r}"))
     found += _check_inputs(request, limits)
     for name, value, known in (
         ("on_overflow", request.on_overflow, ("truncate", "error")),
@@ -91,7 +95,11 @@ def _check_search(search: Search, limits: LimitsConfig) -> Violations:
     check_range("num_results", search.num_results, limits.max_num_results, "max_num_results")
     if search.beam_width is not None and search.beam_widths is not None:
         found.append(("beam_widths", "beam_width and beam_widths exclude each other"))
-    for i, width in enumerate(search.beam_widths or ()):
+    widths = () if search.beam_widths is None else search.beam_widths
+    if not isinstance(widths, (tuple, list)):
+        found.append(("beam_widths", f"must be a tuple of widths, got {type(widths).__name__}"))
+        widths = ()
+    for i, width in enumerate(widths):
         check_range(f"beam_widths[{i}]", width, limits.max_beam_width, "max_beam_width")
     most = search.max_items_per_sid
     if most is not None and (not _is_whole(most) or most < 1):
@@ -99,11 +107,21 @@ def _check_search(search: Search, limits: LimitsConfig) -> Violations:
     if search.normalization is not None and search.normalization not in NORMALIZATIONS:
         known = ", ".join(NORMALIZATIONS)
         found.append(("normalization", f"must be one of {known}, got {search.normalization!r}"))
-    return found + [(f"rules.{name}", text) for name, text in _check_rules(search.rules, limits)]
+    rules = _check_rules(search.rules, limits)
+    return found + [(f"rules.{name}".rstrip("."), text) for name, text in rules]
 
 
-def _check_rules(rules: Rules, limits: LimitsConfig) -> Violations:
+def _check_rules(rules: object, limits: LimitsConfig) -> Violations:
+    if not isinstance(rules, Rules):
+        return [("", f"must be Rules, got {type(rules).__name__}")]
     found: Violations = []
+    if not isinstance(rules.exclude_history, bool):
+        found.append(("exclude_history", f"must be true or false, got {rules.exclude_history!r}"))
+    if not isinstance(rules.require, (tuple, list)):
+        return [
+            *found,
+            ("require", f"must be a tuple of tag groups, got {type(rules.require).__name__}"),
+        ]
     reasons = {
         "exclude_item_ids": _why_no_int64s(rules.exclude_item_ids),
         "exclude_keys": _why_no_strings(rules.exclude_keys),
@@ -113,7 +131,9 @@ def _check_rules(rules: Rules, limits: LimitsConfig) -> Violations:
         reasons[f"require[{number}]"] = (
             _why_no_strings(group) if group else "must name at least one tag"
         )
-    found += [(name, reason) for name, reason in reasons.items() if reason is not None]
+    wrong = [(name, reason) for name, reason in reasons.items() if reason is not None]
+    if wrong:
+        return found + wrong
     num_exclusions = len(rules.exclude_item_ids) + len(rules.exclude_keys)
     if num_exclusions > limits.max_exclusions:
         found.append(
@@ -136,6 +156,8 @@ def _is_whole(value: object) -> bool:
 
 def _why_no_int64s(values: object) -> str | None:
     """Why `values` is no one-dimensional list of int64 numbers, None when it is."""
+    if isinstance(values, np.ma.MaskedArray):
+        return "must be a plain array, got a masked one"
     if isinstance(values, np.ndarray):
         if values.ndim != 1:
             return f"must have one dimension, got shape {list(values.shape)}"
@@ -146,15 +168,15 @@ def _why_no_int64s(values: object) -> str | None:
         return f"must be whole numbers, got {values.dtype}"
     if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
         return f"must be an array or a sequence of whole numbers, got {type(values).__name__}"
-    wrong = next((v for v in values if not _is_whole(v) or not _INT64.min <= v <= _INT64.max), None)
-    return None if wrong is None else f"must be 64-bit whole numbers, got {wrong!r}"
+    wrong = [v for v in values if not (_is_whole(v) and _INT64.min <= v <= _INT64.max)]
+    return f"must be 64-bit whole numbers, got {wrong[0]!r}" if wrong else None
 
 
 def _why_no_strings(values: object) -> str | None:
     if not isinstance(values, (tuple, list)):
         return f"must be a tuple of strings, got {type(values).__name__}"
-    wrong = next((v for v in values if not isinstance(v, str)), None)
-    return None if wrong is None else f"must be strings, got {wrong!r}"
+    wrong = [value for value in values if not isinstance(value, str)]
+    return f"must be strings, got {wrong[0]!r}" if wrong else None
 
 
 def _why_no_sids(values: object) -> str | None:
