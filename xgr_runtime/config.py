@@ -106,7 +106,7 @@ class CacheConfig:
 
 @dataclass(frozen=True)
 class OpsConfig:
-    """allow_reference: accept the torch reference of an op on an accelerator (slow; counted)."""
+    """allow_reference: accept the torch reference of an op on an accelerator (slow; listed as such by `Engine.describe`)."""
 
     allow_reference: bool = False
 

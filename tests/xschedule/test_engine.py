@@ -342,3 +342,22 @@ def test_configurations_that_name_nothing(config: RuntimeConfig) -> None:
         make_engine(replace(config, catalogs={}))
     with pytest.raises(ConfigError, match=r"model\.path must name"):
         make_engine(replace(config, model=replace(config.model, path="")))
+
+
+def test_describe_counts_rows_dead_beams_and_providers(
+    config: RuntimeConfig, oracle: Oracle
+) -> None:
+    """Five SIDs for eight beams leave three beams dead; they are counted, and so is what was expanded."""
+    kept = sorted({item.sid for item in oracle.catalog.items if item.servable})[:5]
+    others = tuple(item.item_id for item in oracle.catalog.items if item.sid not in kept)
+    search = Search(beam_width=8, num_results=5, rules=Rules(exclude_item_ids=others))
+    with make_engine(config) as engine:
+        before = engine.describe()
+        result = engine.recommend([request_of("few", history(oracle), search)])[0].results[0]
+        after = engine.describe()
+    assert result.num_valid == 5
+    assert after["num_dead_beams"] - before["num_dead_beams"] == 3
+    assert after["num_batches"] - before["num_batches"] == 1
+    assert after["num_live_rows"] > before["num_live_rows"]
+    assert after["ops"]["select_beams"] == ["numpy"]
+    assert after["num_reference_ops"] == sum("reference" in p for p in after["ops"].values())

@@ -50,10 +50,11 @@ class Impl(Generic[P, R]):
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a provider was not bound."""
+    """Why a provider was not bound. is_load_failure: its module could not be imported at all."""
 
     provider: str
     reason: str
+    is_load_failure: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def explain(
     target: Op[P, R], spec: OpSpec, *, allow_reference: bool
 ) -> tuple[Binding[P, R] | None, tuple[Refusal, ...]]:
     """The binding `resolve` would make (or None), and the refusals on the way, unloadable modules included."""
-    refusals = [Refusal(f.module, f.reason) for f in load_providers(spec.device_kind)]
+    refusals = [Refusal(f.module, f.reason, True) for f in load_providers(spec.device_kind)]
     for candidate in target.impls:
         if candidate.device_kind != spec.device_kind:
             refusals.append(

@@ -21,6 +21,7 @@ from xgr_runtime.config_check import check_config
 from xgr_runtime.errors import ConfigError, EngineClosed, Overloaded
 from xgr_runtime.hal.device import Device
 from xgr_runtime.hal.discovery import open_device
+from xgr_runtime.hal.registry import REFERENCE
 from xgr_runtime.kvcache.allocator import PageAllocator
 from xgr_runtime.models.base import RecModel
 from xgr_runtime.models.registry import load_model
@@ -94,6 +95,8 @@ class Engine:
         self._scheduler = Scheduler(config.scheduler, self.allocator, page_size)
         self._wake = threading.Condition()
         self._num_waiting = 0
+        self._num_batches = self._num_live_rows = self._num_rows_skipped = 0
+        self._num_dead_beams = 0
         self._running: tuple[RequestState, ...] = ()
         self._is_draining = False
         self._is_closed = False
@@ -123,7 +126,7 @@ class Engine:
         return cls(config, device, model, version)
 
     def start(self) -> None:
-        """Start the loop thread and run one small batch per catalogue, so that the first request finds all bound.
+        """Start the loop thread and run one small batch per catalogue, so that the first request meets no first use.
 
         Whatever that batch raises (OpUnavailable, for one) closes the engine again.
         """
@@ -212,7 +215,7 @@ class Engine:
         self.catalogs.retire(name, version)
 
     def describe(self) -> dict[str, Any]:
-        """Device, model, catalogues, capacities and queue, as plain data."""
+        """Device, model, catalogues, bound providers, totals since the start and the queue, as plain data."""
         memory = self.device.memory()
         return {
             "device": {"kind": self.device.kind, "name": self.device.name},
@@ -220,6 +223,14 @@ class Engine:
             "model": {"name": self.config.model.name, "version": self.model_version},
             "template_version": self._template.version,
             "catalogs": self.catalogs.describe(),
+            "ops": {name: sorted(bound) for name, bound in self.runner.providers.items()},
+            "num_reference_ops": sum(
+                REFERENCE in bound for bound in self.runner.providers.values()
+            ),
+            "num_batches": self._num_batches,
+            "num_live_rows": self._num_live_rows,
+            "num_rows_skipped": self._num_rows_skipped,
+            "num_dead_beams": self._num_dead_beams,
             "num_waiting": self._num_waiting,
             "num_free_pages": self.allocator.num_free,
         }
@@ -348,6 +359,8 @@ class Engine:
             )
             outcomes = [error] * len(scheduled.states)
             has_failed = True
+        else:
+            self._count(scheduled, output)
         with self._wake:
             self._scheduler.complete(scheduled, has_failed=has_failed)
         for state in scheduled.states:
@@ -357,6 +370,15 @@ class Engine:
         with self._wake:
             self._running = ()
             self._wake.notify_all()
+
+    def _count(self, scheduled: Scheduled, output: BatchOutput) -> None:
+        """Totals since the start: parent rows expanded, rows that early termination skipped, beams that stayed dead."""
+        self._num_batches += 1
+        for group, found in zip(scheduled.batch.groups, output.groups, strict=True):
+            self._num_live_rows += found.num_live_rows
+            self._num_rows_skipped += found.num_rows_skipped
+            num_rows = int(group.row_starts(group.num_levels - 1)[-1])
+            self._num_dead_beams += int((found.scores_LN[-1][:num_rows] == -np.inf).sum())
 
     def _result(
         self, scheduled: Scheduled, output: BatchOutput, index: int, end_s: float

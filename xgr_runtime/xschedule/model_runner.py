@@ -4,6 +4,7 @@ Round l reads the hidden state of its parent rows (round 0: of each history's la
 and moves the beams' own KV to the children, so that the next step finds each row's tokens in its slot.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,8 @@ from xgr_runtime.xschedule.buckets import PrefillBucket, RoundsBucket, SharedBuc
 from xgr_runtime.xschedule.buffers import GroupBuffers, GroupInputs, HistoryBuffers, SharedInputs
 from xgr_runtime.xschedule.capacities import Capacities
 from xgr_runtime.xschedule.graph_runner import GraphPlan, Segment
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,13 @@ class ModelRunner:
             (capacities.num_histories, model.hidden_size), dtype=dtype, device=place
         )
         self._bound: dict[tuple[tuple[str, int], ...], BoundOps] = {}
+        self.providers: dict[str, set[str]] = {}
+        c = capacities
+        largest = {"H": c.num_histories, "max_kv": c.max_history_tokens}
+        tokens, rows = c.num_tokens, c.num_rows
+        # An op that nobody provides is found here, not in the first large batch under traffic.
+        self.bind({"T": tokens, "N": tokens, **largest, "max_q": c.max_history_tokens})
+        self.bind({"T": rows, "N": rows, **largest, "max_rows": rows})
 
     def reserve(self, num_groups: int) -> None:
         """Have pinned memory for that many groups of a batch; not inside a segment."""
@@ -93,7 +103,22 @@ class ModelRunner:
         if len(self._bound) >= 256:
             self._bound.clear()
         self._bound[key] = ops
+        self._note(ops)
         return ops
+
+    def _note(self, ops: BoundOps) -> None:
+        """Log every provider once per op, and why a provider module of this device could not be loaded."""
+        for binding in ops.bindings:
+            known = self.providers.setdefault(binding.op_name, set())
+            if binding.provider in known:
+                continue
+            known.add(binding.provider)
+            logger.info("op %s: provider %s", binding.op_name, binding.provider)
+            for refusal in binding.refusals:
+                if refusal.is_load_failure:
+                    logger.warning(
+                        "op %s: %s %s", binding.op_name, refusal.provider, refusal.reason
+                    )
 
     def plan(
         self, prefill: PrefillBucket, groups: Sequence[tuple[RoundsBucket, Target]]

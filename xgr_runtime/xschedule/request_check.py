@@ -95,7 +95,8 @@ def _check_search(search: Search, limits: LimitsConfig) -> Violations:
     check_range("num_results", search.num_results, limits.max_num_results, "max_num_results")
     if search.beam_width is not None and search.beam_widths is not None:
         found.append(("beam_widths", "beam_width and beam_widths exclude each other"))
-    widths = () if search.beam_widths is None else search.beam_widths
+    # What the types promise is checked here for callers that no type checker has seen: hence `object`.
+    widths: object = () if search.beam_widths is None else search.beam_widths
     if not isinstance(widths, (tuple, list)):
         found.append(("beam_widths", f"must be a tuple of widths, got {type(widths).__name__}"))
         widths = ()
@@ -115,12 +116,14 @@ def _check_rules(rules: object, limits: LimitsConfig) -> Violations:
     if not isinstance(rules, Rules):
         return [("", f"must be Rules, got {type(rules).__name__}")]
     found: Violations = []
-    if not isinstance(rules.exclude_history, bool):
-        found.append(("exclude_history", f"must be true or false, got {rules.exclude_history!r}"))
-    if not isinstance(rules.require, (tuple, list)):
+    flag: object = rules.exclude_history
+    if not isinstance(flag, bool):
+        found.append(("exclude_history", f"must be true or false, got {flag!r}"))
+    require: object = rules.require
+    if not isinstance(require, (tuple, list)):
         return [
             *found,
-            ("require", f"must be a tuple of tag groups, got {type(rules.require).__name__}"),
+            ("require", f"must be a tuple of tag groups, got {type(require).__name__}"),
         ]
     reasons = {
         "exclude_item_ids": _why_no_int64s(rules.exclude_item_ids),
