@@ -15,12 +15,17 @@ help:
 	@echo "make bench   the CPU benchmarks of the catalogue and of the selection"
 	@echo "make protos  generate the gRPC stubs anew"
 
-# The stamp depends on what is installed, so a second run needs no network.
+# The stamp depends on what is installed, so a second run needs no network; another TORCH installs again.
+ifneq ($(TORCH),$(shell cat $(VENV)/.torch 2>/dev/null || echo "$(TORCH)"))
+.PHONY: $(VENV)/.installed
+endif
+
 $(VENV)/.installed: pyproject.toml setup.py constraints.txt Makefile
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt "$(TORCH)" numpy "setuptools>=64" wheel
-	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e ".[test]"
+	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e ".[test,demo]"
 	$(BIN)/python -m pip install -q -c constraints.txt --no-deps recbole
+	@echo "$(TORCH)" > $(VENV)/.torch
 	@touch $@
 
 demo: $(VENV)/.installed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from xgr_runtime.errors import CatalogError
+from xgr_runtime.xbeam.catalog_input import open_regular, parse_json, shown
 from xgr_runtime.xbeam.catalog_source import ItemTable, items_from_arrays
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def items_from_jsonl(
 
         _append_row(columns, item, row, sid_field, id_field, refuse)
         if len(columns.sids[-1]) != num_levels:
-            refuse(f"a SID of {num_levels} codes expected, got {columns.sids[-1]}")
+            refuse(f"a SID of {num_levels} codes expected, got {shown(columns.sids[-1])}")
     has_ids = any(item_id is not None for item_id in columns.ids)
     if has_ids and None in columns.ids:
         row = columns.ids.index(None)
@@ -67,21 +67,25 @@ def items_from_jsonl(
 
 def _read_rows(source: str) -> Iterator[dict[str, Any]]:
     try:
-        with open(source, "rb") as file:
+        with open_regular(source, "read") as file:
             for number, line in enumerate(file, 1):
-                try:
-                    row = json.loads(line.decode())
-                except (ValueError, RecursionError) as error:
-                    raise CatalogError(
-                        f"{source}, row {number}: one JSON object expected, {error}"
-                    ) from error
-                if not isinstance(row, dict):
-                    raise CatalogError(
-                        f"{source}, row {number}: one JSON object expected, got {line[:80]!r}"
-                    )
-                yield row
+                yield _parse_row(source, number, line)
     except OSError as error:
         raise CatalogError(f"cannot read {source}: {error.strerror or error}") from error
+
+
+def _parse_row(source: str, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        row = parse_json(line)
+    except ValueError as error:
+        raise CatalogError(
+            f"{source}, row {number}: one JSON object expected, {error}"
+        ) from error
+    if not isinstance(row, dict):
+        raise CatalogError(
+            f"{source}, row {number}: one JSON object expected, got {line[:80]!r}"
+        )
+    return row
 
 
 def _is_whole(value: object) -> bool:
@@ -99,16 +103,16 @@ def _append_row(
     item_id = _item_id(item, id_field, refuse)
     key, title, tags = item.get("key"), item.get("title"), item.get("tags")
     if key is not None and not (isinstance(key, str) and key):
-        refuse(f"'key' must be a string with at least one character, got {key!r}")
+        refuse(f"'key' must be a string with at least one character, got {shown(key)}")
     if item_id is None and key is None:
         refuse(f"{id_field!r} or 'key' is needed")
     if title is not None and not isinstance(title, str):
-        refuse(f"'title' must be a string, got {title!r}")
+        refuse(f"'title' must be a string, got {shown(title)}")
     if tags is not None and not _is_list_of_names(tags):
-        refuse(f"'tags' must be a list of names, got {tags!r}")
+        refuse(f"'tags' must be a list of names, got {shown(tags)}")
     servable = item.get("servable", True)
     if not isinstance(servable, bool):
-        refuse(f"'servable' must be true or false, got {servable!r}")
+        refuse(f"'servable' must be true or false, got {shown(servable)}")
     columns.sids.append(_sid(item, sid_field, refuse))
     columns.ids.append(item_id)
     columns.keys.append(key)
@@ -126,9 +130,9 @@ def _is_list_of_names(value: object) -> bool:
 def _sid(item: dict[str, Any], sid_field: str, refuse: Callable[[str], NoReturn]) -> list[int]:
     sid = item.get(sid_field)
     if not isinstance(sid, list) or not all(map(_is_whole, sid)):
-        refuse(f"{sid_field!r} must be a list of codes, got {sid!r}")
+        refuse(f"{sid_field!r} must be a list of codes, got {shown(sid)}")
     if not all(0 <= code <= _MAX_CODE for code in sid):
-        refuse(f"codes must be in [0, 2^31), got {sid}")
+        refuse(f"codes must be in [0, 2^31), got {shown(sid)}")
     return sid
 
 
@@ -139,7 +143,7 @@ def _item_id(item: dict[str, Any], id_field: str, refuse: Callable[[str], NoRetu
     if item_id is None:
         return None
     if not (_is_whole(item_id) and -(1 << 63) <= item_id < 1 << 63):
-        refuse(f"{id_field!r} must be an int64, got {item_id!r}")
+        refuse(f"{id_field!r} must be an int64, got {shown(item_id)}")
     return int(item_id)
 
 
@@ -147,11 +151,11 @@ def _weight(value: object, refuse: Callable[[str], NoReturn]) -> float:
     if value is None:
         return 0.0
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        refuse(f"'weight' must be a number, got {value!r}")
+        refuse(f"'weight' must be a number, got {shown(value)}")
     try:
         weight = float(value)
     except OverflowError:
         weight = math.inf
     if not math.isfinite(weight):
-        refuse(f"'weight' must be finite, got {value!r}")
+        refuse(f"'weight' must be finite, got {shown(value)}")
     return weight

@@ -27,7 +27,7 @@ ALL_ALIVE_ROW = 0
 
 @dataclass(frozen=True)
 class LevelPlan:
-    """Capacities of one level. mean_fanout_share: measured children per node over codes (why it is dense or not)."""
+    """Capacities of one level, and whether it is laid out densely."""
 
     num_codes: int
     is_dense: bool
@@ -43,7 +43,7 @@ class LevelPlan:
 
 @dataclass(frozen=True)
 class SlotPlan:
-    """The shape of a slot; part of a graph's key."""
+    """The shape of a slot. A slot never changes it, so a graph that read the slot may go on reading it."""
 
     levels: tuple[LevelPlan, ...]
 

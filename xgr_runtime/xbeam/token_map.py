@@ -7,12 +7,13 @@ may overlap; inside one level two codes never share a token, or their scores cou
 
 from __future__ import annotations
 
-import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from xgr_runtime.errors import CatalogError
+from xgr_runtime.xbeam.catalog_input import as_array, open_regular, parse_json, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 MAX_LEVELS = 8
 MAX_CODES = 1 << 24
 _MAX_TOKEN = int(np.iinfo(np.int32).max)
+_CODE = re.compile("0|[1-9][0-9]{0,9}")  # one way to write a code: "01" and other scripts' digits would be a second
 
 
 def token_tables(
@@ -49,7 +51,7 @@ def token_tables(
             raise CatalogError("token_offsets need num_codes, the number of codes of each level")
         tables = [_offset_table(*pair) for pair in zip(token_offsets, num_codes, strict=True)]
     else:
-        tables = [np.asarray(table) for table in token_of or ()]
+        tables = [as_array(f"token map, level {n}", t) for n, t in enumerate(token_of or ())]
     return tuple(
         _check_table(level, table, num_codes[level] if num_codes is not None else len(table))
         for level, table in enumerate(tables)
@@ -59,7 +61,7 @@ def token_tables(
 def _offset_table(offset: int, num_codes: int) -> NDArray[np.int64]:
     if not (0 <= offset <= _MAX_TOKEN and 1 <= num_codes <= MAX_CODES):
         raise CatalogError(
-            f"a token offset in [0, 2^31) and 1 to {MAX_CODES} codes expected, got {offset} and {num_codes}"
+            f"a token offset in [0, 2^31) and 1 to {MAX_CODES} codes expected, got {shown(offset)} and {shown(num_codes)}"
         )
     return np.arange(offset, offset + num_codes, dtype=np.int64)
 
@@ -99,11 +101,13 @@ def read_token_map(path: str | Path, num_codes: Sequence[int] | None) -> list[ND
         CatalogError: the file is unreadable or holds something else.
     """
     try:
-        with open(path, "rb") as file:
-            levels = json.loads(file.read().decode(), object_pairs_hook=_unrepeated)
+        with open_regular(path, "read") as file:
+            levels = parse_json(file.read())
     except OSError as error:
         raise CatalogError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
+    except CatalogError:
+        raise
+    except ValueError as error:
         raise CatalogError(f"{path}: a JSON list of levels expected, {error}") from error
     if not isinstance(levels, list) or (num_codes is not None and len(num_codes) != len(levels)):
         raise CatalogError(f"{path}: a JSON list with one entry per level expected")
@@ -115,13 +119,6 @@ def read_token_map(path: str | Path, num_codes: Sequence[int] | None) -> list[ND
     ]
 
 
-def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = dict(pairs)
-    if len(names) != len(pairs):
-        raise ValueError("a code is named twice")
-    return names
-
-
 def _read_level(at: str, entry: object, num_codes: int | None) -> NDArray[np.int64]:
     if isinstance(entry, list):
         pairs = {str(code): -1 if token is None else token for code, token in enumerate(entry)}
@@ -130,12 +127,13 @@ def _read_level(at: str, entry: object, num_codes: int | None) -> NDArray[np.int
         pairs = entry
     else:
         raise CatalogError(
-            f"{at}: a list of tokens or an object {{code: token}} expected, got {entry!r}"
+            f"{at}: a list of tokens or an object {{code: token}} expected, got {shown(entry)}"
         )
     for code, token in pairs.items():
-        if not (code.isdecimal() and type(token) is int and -1 <= token <= _MAX_TOKEN):
+        if not (_CODE.fullmatch(code) and type(token) is int and -1 <= token <= _MAX_TOKEN):
             raise CatalogError(
-                f"{at}: code {code!r} has the token {token!r}; whole numbers in [0, 2^31) expected"
+                f"{at}: code {shown(code)} has the token {shown(token)}; whole numbers in [0, 2^31) expected, "
+                "codes as decimal digits without leading zeros"
             )
     codes = [int(code) for code in pairs]
     size = num_codes if num_codes is not None else max(codes, default=-1) + 1
