@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import yaml
-
 from xgr_runtime.config_check import check_config
-from xgr_runtime.errors import ConfigError
+from xgr_runtime.config_yaml import parse_yaml, read_yaml_file
+from xgr_runtime.errors import ConfigError, shown
 from xgr_runtime.types import Normalization, OnOverflow, OnUnknown
 
 DEFAULT = "default"
@@ -166,43 +165,20 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Resol
     origins: dict[str, str] = {}
     tree: dict[str, Any] = {}
     if path is not None:
-        tree = _read_yaml(Path(path))
+        tree = read_yaml_file(path)
         _note_origins(tree, str(path), "", origins)
         _resolve_paths(tree, Path(path).resolve().parent)
     for text in overrides:
         name, value = _parse_override(text)
         _set(tree, name, value)
+        for old in [known for known in origins if known.startswith(f"{name}.")]:
+            del origins[old]
         origins[name] = "--set"
+        if isinstance(value, dict):
+            _note_origins(value, "--set", f"{name}.", origins)
     config = _build(RuntimeConfig, tree, "")
     check_config(config)
     return ResolvedConfig(config, origins)
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """Refuses a key that is given twice; YAML would silently keep the last one."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for name in names:
-            if names.count(name) > 1:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"option {name!r} is given twice", node.start_mark
-                )
-        return super().construct_mapping(node, deep)
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)
-    except OSError as error:
-        raise ConfigError(f"cannot read configuration {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from error
-    if tree is None:
-        return {}
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{path} must hold a mapping of options, got {type(tree).__name__}")
-    return tree
 
 
 def _note_origins(
@@ -227,11 +203,8 @@ def _resolve_paths(tree: dict[str, Any], folder: Path) -> None:
 def _parse_override(text: str) -> tuple[str, Any]:
     name, separator, value = text.partition("=")
     if not separator or not name:
-        raise ConfigError(f"an override must look like a.b=value, got {text!r}")
-    try:
-        return name.strip(), yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"the value of override {text!r} is not YAML: {error}") from error
+        raise ConfigError(f"an override must look like a.b=value, got {shown(text)}")
+    return name.strip(), parse_yaml(value, f"the value of override {shown(text)}")
 
 
 def _set(tree: dict[str, Any], name: str, value: Any) -> None:
@@ -239,7 +212,7 @@ def _set(tree: dict[str, Any], name: str, value: Any) -> None:
     for parent in parents:
         tree = tree.setdefault(parent, {})
         if not isinstance(tree, dict):
-            raise ConfigError(f"{name}: {parent!r} is a value, not a section")
+            raise ConfigError(f"{shown(name)}: {shown(parent)} is a value, not a section")
     tree[last] = value
 
 
@@ -249,15 +222,15 @@ _T = TypeVar("_T")
 def _build(cls: type[_T], tree: Any, prefix: str) -> _T:
     if not isinstance(tree, dict):
         raise ConfigError(
-            f"{prefix.rstrip('.') or 'the configuration'} must be a section, got {tree!r}"
+            f"{prefix.rstrip('.') or 'the configuration'} must be a section, got {shown(tree)}"
         )
     hints = typing.get_type_hints(cls)
     values: dict[str, Any] = {}
     for key, value in tree.items():
         if key not in hints:
-            close = difflib.get_close_matches(str(key), hints, n=1)
+            close = difflib.get_close_matches(str(key)[:80], hints, n=1)
             hint = f"did you mean {prefix}{close[0]}?" if close else f"known: {', '.join(hints)}"
-            raise ConfigError(f"unknown option {prefix}{key}; {hint}")
+            raise ConfigError(f"unknown option {prefix}{_key(key)}; {hint}")
         values[key] = _convert(hints[key], value, f"{prefix}{key}")
     return cls(**values)
 
@@ -268,18 +241,20 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         if value not in args:
-            raise ConfigError(f"{name} must be one of {', '.join(map(str, args))}, got {value!r}")
+            raise ConfigError(
+                f"{name} must be one of {', '.join(map(str, args))}, got {shown(value)}"
+            )
         return value
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
-            raise ConfigError(f"{name} must be a list, got {value!r}")
+            raise ConfigError(f"{name} must be a list, got {shown(value)}")
         return tuple(_convert(args[0], element, f"{name}[{i}]") for i, element in enumerate(value))
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(value, dict):
-            raise ConfigError(f"{name} must be a mapping, got {value!r}")
+            raise ConfigError(f"{name} must be a mapping, got {shown(value)}")
         return types.MappingProxyType(
             {
-                _convert(args[0], k, name): _convert(args[1], v, f"{name}.{k}")
+                _convert(args[0], k, name): _convert(args[1], v, f"{name}.{_key(k)}")
                 for k, v in value.items()
             }
         )
@@ -290,10 +265,15 @@ def _scalar(hint: type, value: Any, name: str) -> Any:
     if hint is float and type(value) is int:
         return float(value)
     if type(value) is not hint:
-        raise ConfigError(f"{name} must be a {hint.__name__}, got {value!r}")
+        raise ConfigError(f"{name} must be a {hint.__name__}, got {shown(value)}")
     if hint is float and value != value:
         raise ConfigError(f"{name} must be a number, got nan")
     return value
+
+
+def _key(key: Any) -> str:
+    """A key of the file as messages name it."""
+    return key if isinstance(key, str) and key.isprintable() and len(key) <= 80 else shown(key)
 
 
 def _flatten(value: Any, prefix: str) -> list[tuple[str, Any]]:

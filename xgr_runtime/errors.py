@@ -1,5 +1,6 @@
 """Errors a user of the runtime can meet. Everything else that is raised is a defect of the runtime."""
 
+import reprlib
 from collections.abc import Sequence
 
 
@@ -49,3 +50,21 @@ class InvalidRequest(XgrError, ValueError):
     def __init__(self, violations: Sequence[tuple[str, str]]) -> None:
         self.violations = tuple(violations)
         super().__init__("; ".join(f"{field}: {text}" for field, text in self.violations))
+
+
+class _Shown(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = 120
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Python refuses to print integers of thousands of digits."""
+        return repr(x) if x.bit_length() <= 256 else f"an integer of {x.bit_length()} bits"
+
+
+def shown(value: object) -> str:
+    """A value from outside as an error message quotes it: one line, shortened, whatever its size and nesting."""
+    return _SHOWN.repr(value)
+
+
+_SHOWN = _Shown()
