@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
-from xgr_runtime.config import RuntimeConfig, load_config
-from xgr_runtime.errors import ConfigError
+from xgr_runtime.config import (
+    CacheConfig,
+    ModelConfig,
+    RuntimeConfig,
+    TemplateConfig,
+    load_config,
+)
+from xgr_runtime.config_check import RANGES, check_config
+from xgr_runtime.errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -155,6 +163,9 @@ def test_what_must_be_positive(name: str) -> None:
         (["cache.max_levels=9"], r"cache.max_levels must be in \[0, 8\], got 9"),
         (["cache.num_pages=-5"], "cache.num_pages must be in"),
         (["cache.num_pages=256"], "cache.num_pages must be 0 or at least 257, .* got 256"),
+        (["cache.num_pages=2147483648"], r"cache.num_pages must be in \[0, 4194304\]"),
+        (["scheduler.max_batch_tokens=2147483648"], r"max_batch_tokens must be in \[1, 1048576\]"),
+        (["scheduler.max_batch_rows=2147483648"], r"max_batch_rows must be in \[1, 1048576\]"),
         (["default_catalog=x"], r"default_catalog 'x' is not among catalogs \(none\)"),
     ],
 )
@@ -231,3 +242,90 @@ def test_a_key_given_twice(tmp_path: Path) -> None:
     text = "search:\n  beam_width: 10\n  beam_width: 20\n"
     with pytest.raises(ConfigError, match="option 'beam_width' is given twice"):
         load_config(write(tmp_path, text))
+
+
+@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(TemplateConfig)][:-1])
+@pytest.mark.parametrize("token", [-1, 2**31, 99999999999999999999])
+def test_template_tokens_outside_32_bits(field: str, token: int) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=rf"template.{field}\[1\] must be a token id in \[0, 2147483647\], got {token}",
+    ):
+        load_config(None, [f"template.{field}=[1, {token}]"])
+
+
+def test_the_largest_template_token() -> None:
+    config = load_config(None, [f"template.prefix_token_ids=[0, {2**31 - 1}]"]).config
+    assert config.template.prefix_token_ids == (0, 2**31 - 1)
+
+
+@pytest.mark.parametrize("text", [r"a\0b", r"\ud800"])
+@pytest.mark.parametrize(
+    "name", ["model.path", "catalogs.main", "model.version", "template.version", "service.host"]
+)
+def test_text_that_no_path_or_reply_can_carry(name: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name} must be text without NUL characters"):
+        load_config(None, [f'{name}="{text}"'])
+
+
+def test_a_path_may_hold_bytes_that_are_not_utf8() -> None:
+    path = os.fsdecode(b"/models/caf\xe9")
+    config = dataclasses.replace(RuntimeConfig(), model=ModelConfig(path=path))
+    check_config(config)
+
+
+def numeric_options() -> list[str]:
+    return [name for name in RANGES if "." in name]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [True, "8", 1e300, float("nan"), float("inf"), 1 << 20000, -(10**400)],
+    ids=shown,
+)
+@pytest.mark.parametrize("name", numeric_options())
+def test_numbers_of_a_configuration_built_by_hand(name: str, value: Any) -> None:
+    section, option = name.split(".")
+    part = dataclasses.replace(getattr(RuntimeConfig(), section), **{option: value})
+    with pytest.raises(ConfigError, match=rf"^{name} must be "):
+        check_config(dataclasses.replace(RuntimeConfig(), **{section: part}))
+
+
+def test_a_fraction_where_an_integer_is_meant_built_by_hand() -> None:
+    config = dataclasses.replace(RuntimeConfig(), cache=CacheConfig(num_pages=300.5))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"cache.num_pages must be an integer, got 300.5"):
+        check_config(config)
+
+
+FRACTIONS = (
+    "scheduler.max_wait_ms",
+    "scheduler.patience_ms",
+    "service.drain_s",
+    "cache.catalog_headroom",
+)
+
+
+@pytest.mark.parametrize("text", [".nan", ".inf", "-.inf", "1.0e+999", "1.0", "true", '"1"', "[1]"])
+def test_what_is_no_integer(text: str) -> None:
+    for name in RANGES:
+        if name in FRACTIONS:
+            continue
+        with pytest.raises(ConfigError, match=rf"^{name} must be ") as caught:
+            load_config(None, [f"{name}={text}"])
+        assert "\n" not in str(caught.value)
+
+
+def test_an_override_of_a_section_replaces_its_origins(tmp_path: Path) -> None:
+    path = write(tmp_path, {"limits": {"max_tags": 5, "max_exclusions": 7}})
+    resolved = load_config(path, ["limits={max_tags: 6}"])
+    assert resolved.origins == {"limits": "--set", "limits.max_tags": "--set"}
+    assert resolved.config.limits.max_exclusions == RuntimeConfig().limits.max_exclusions
+
+
+def test_messages_stay_short() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, [f"search.beam_width={list(range(10000))}"])
+    assert len(str(caught.value)) < 300
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, ['search={"a\\nb": 1}'])
+    assert r"unknown option search.'a\nb'" in str(caught.value)
