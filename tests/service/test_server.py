@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import numpy as np
@@ -18,10 +19,15 @@ from tests.service.running import running, with_free_port
 from tests.service.stand_in import StandInEngine
 from xgr_runtime.config import RuntimeConfig, ServiceConfig
 from xgr_runtime.errors import ConfigError, EngineClosed
+from xgr_runtime.service._pb.xgr.v1 import recommend_pb2_grpc
 from xgr_runtime.service.client import AsyncRecommendClient, RecommendClient
 from xgr_runtime.service.rpc_errors import ServiceError
 from xgr_runtime.service.server import RecommendServer, ServeEnd, format_address, serve
+from xgr_runtime.service.translate import request_to_proto
 from xgr_runtime.types import RecRequest, Search
+
+if TYPE_CHECKING:
+    import subprocess
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -93,7 +99,8 @@ def test_a_drain_that_takes_too_long_cuts_off_and_says_how_many() -> None:
                 await asyncio.sleep(0.01)
             assert await server.stop(asyncio.Event()) == 3
             outcomes = await asyncio.gather(*calls, return_exceptions=True)
-            assert all(isinstance(outcome, ServiceError) for outcome in outcomes)
+            assert all(isinstance(outcome, EngineClosed) for outcome in outcomes)
+            assert "before the answer was ready" in str(outcomes[0])
             assert len(engine.cancelled) == 3
 
     asyncio.run(main())
@@ -204,5 +211,54 @@ def test_the_second_signal_stops_at_once() -> None:
         output, _ = process.communicate(timeout=10)
         assert (process.returncode, output.strip()) == (0, "CUT_OFF")
         assert time.monotonic() - start_s < 5
-        with pytest.raises(ServiceError):
+        with pytest.raises(EngineClosed):
             call.result(10)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("seconds", "drain_s", "end"), [("0.01", "20", "DRAINED"), ("60", "0.3", "CUT_OFF")]
+)
+def test_clients_that_never_pause_see_answers_or_unavailable(
+    seconds: str, drain_s: str, end: str
+) -> None:
+    """Half of the clients have a connection of their own; a health watch is open all the time."""
+    request = request_to_proto(waiting_request(seconds))
+    codes: list[str] = []
+
+    async def call_until(channel: Any, is_over: asyncio.Event) -> None:
+        stub = recommend_pb2_grpc.RecommendServiceStub(channel)  # type: ignore[no-untyped-call]
+        while not is_over.is_set():
+            try:
+                await stub.Recommend(request, timeout=10)
+                codes.append("OK")
+            except grpc.aio.AioRpcError as error:
+                codes.append(error.code().name)
+
+    async def drive(process: subprocess.Popen[str], target: str) -> None:
+        is_over = asyncio.Event()
+        async with contextlib.AsyncExitStack() as stack:
+            own = [("grpc.use_local_subchannel_pool", 1)]
+            channels = [
+                await stack.enter_async_context(
+                    grpc.aio.insecure_channel(target, options=own if i % 2 else None)
+                )
+                for i in range(8)
+            ]
+            watch_stub: Any = health_pb2_grpc.HealthStub(channels[0])
+            watch = watch_stub.Watch(health_pb2.HealthCheckRequest())
+            assert (await watch.read()).status == SERVING
+            loops = [asyncio.ensure_future(call_until(c, is_over)) for c in channels]
+            await asyncio.sleep(0.4)
+            process.send_signal(signal.SIGTERM)
+            await asyncio.sleep(1.5)
+            is_over.set()
+            await asyncio.gather(*loops)
+
+    with serving(["-m", "tests.service.serve_stand_in", drain_s]) as (process, target):
+        asyncio.run(drive(process, target))
+        output, errors = process.communicate(timeout=10)
+    assert (process.returncode, output.strip(), errors) == (0, end, "")
+    assert set(codes) <= {"OK", "UNAVAILABLE"}, {code: codes.count(code) for code in set(codes)}
+    assert "UNAVAILABLE" in codes
+    assert ("OK" in codes) == (end == "DRAINED")

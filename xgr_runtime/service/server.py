@@ -2,8 +2,9 @@
 
 The grpc.aio server lives in the main thread's asyncio loop; the engine runs its own thread. At the first SIGTERM or ctrl-C health
 turns NOT_SERVING, new calls are answered UNAVAILABLE, calls in flight get `service.drain_s` seconds, then the server stops. The
-second signal stops at once. An engine that stops by itself, idle or not, ends the service too. Waiting for the calls and not for gRPC's own grace period matters: a load balancer's health watch
-never ends by itself and would always use up the whole period.
+second signal stops at once. An engine that stops by itself, idle or not, ends the service too. Every call ends with its answer or
+UNAVAILABLE. Waiting for the calls and not for gRPC's own grace period matters: a load balancer's health watch never ends by itself
+and would always use up the whole period.
 """
 
 import asyncio
@@ -21,6 +22,8 @@ from xgr_runtime.service.health import ServiceHealth
 from xgr_runtime.service.servicer import RecommendServicer, RequestSink, add_to_server
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# Long enough for a client to receive an answer and send its next call.
+HOLD_S = 0.1
 FLUSH_S = 0.5
 logger = logging.getLogger(__name__)
 
@@ -73,11 +76,25 @@ class RecommendServer:
         await asyncio.wait(waits, timeout=self._config.drain_s, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
-        num_cut_off = self.servicer.num_in_flight
-        # Answers that handlers have returned may still have to leave the socket.
-        await self._server.stop(None if num_cut_off else FLUSH_S)
+        num_cut_off = await self._close()
         if self._watch is not None:
             self._watch.cancel()
+        return num_cut_off
+
+    async def _close(self) -> int:
+        """Stop gRPC; returns the number of accepted calls that were cut off.
+
+        A call that reaches gRPC between its stop and the client's notice of it ends CANCELLED, which no client takes for a
+        reason to try elsewhere. So no call is answered around the stop: clients that send one call after the other have
+        theirs here when the connection closes to further ones.
+        """
+        self.servicer.hold_refusals()
+        await asyncio.sleep(HOLD_S)
+        stopping = asyncio.ensure_future(self._server.stop(HOLD_S + FLUSH_S))
+        await asyncio.sleep(HOLD_S)
+        num_cut_off = self.servicer.end_calls()
+        self._health.end_watches()
+        await stopping
         return num_cut_off
 
     async def _watch_engine(self) -> None:

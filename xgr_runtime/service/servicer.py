@@ -31,6 +31,12 @@ from xgr_runtime.types import RecRequest, RecResult
 
 SERVICE_NAME = "xgr.v1.RecommendService"
 INTERNAL_MESSAGE = "internal error; the server's log has the details under this request id"
+REFUSED = RpcFailure(
+    grpc.StatusCode.UNAVAILABLE, "the server is shutting down and accepts no further requests"
+)
+CUT_OFF = RpcFailure(
+    grpc.StatusCode.UNAVAILABLE, "the server was stopped before the answer was ready"
+)
 logger = logging.getLogger(__name__)
 
 # grpc has no type information: a ServicerContext or a Server of grpc.aio.
@@ -64,15 +70,18 @@ class RecommendServicer:
         self._engine = engine
         self._limits = limits
         self._is_draining = False
-        self._num_in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
+        self._accepted: set[asyncio.Task[Any]] = set()
+        self._is_cut_off = False
+        self._may_refuse = asyncio.Event()
+        self._may_refuse.set()
         self.engine_closed = asyncio.Event()
 
     @property
     def num_in_flight(self) -> int:
-        """Calls that have not been answered yet."""
-        return self._num_in_flight
+        """Accepted calls that have not been answered yet."""
+        return len(self._accepted)
 
     def refuse_new(self) -> None:
         """From now on new calls are answered UNAVAILABLE; those in flight go on."""
@@ -81,6 +90,18 @@ class RecommendServicer:
     async def wait_idle(self) -> None:
         """Return once no call is in flight."""
         await self._idle.wait()
+
+    def hold_refusals(self) -> None:
+        """From now on calls that are refused wait for `end_calls`."""
+        self._may_refuse.clear()
+
+    def end_calls(self) -> int:
+        """Answer every call UNAVAILABLE, those held and those in flight; returns the number of the latter."""
+        self._is_cut_off = True
+        self._may_refuse.set()
+        for task in self._accepted:
+            task.cancel()
+        return len(self._accepted)
 
     async def recommend(
         self, message: pb.RecommendRequest | MalformedMessage, context: ServicerContext
@@ -93,17 +114,15 @@ class RecommendServicer:
         context.set_trailing_metadata(trailing)
         remaining_s = context.time_remaining()
         deadline_s = None if remaining_s is None else arrival_s + remaining_s
-        self._num_in_flight += 1
-        self._idle.clear()
         try:
-            outcome = await self._answer(message, request_id, deadline_s, found)
+            if self._is_draining:
+                await self._may_refuse.wait()
+                outcome: pb.RecommendResponse | RpcFailure = REFUSED
+            else:
+                outcome = await self._accept(message, request_id, deadline_s, found)
         except asyncio.CancelledError:
             logger.info("request %s cancelled after %.1f ms", request_id, _ms_since(arrival_s))
             raise
-        finally:
-            self._num_in_flight -= 1
-            if not self._num_in_flight:
-                self._idle.set()
         if isinstance(outcome, RpcFailure):
             ms = _ms_since(arrival_s)
             logger.info(
@@ -116,6 +135,29 @@ class RecommendServicer:
         logger.info("request %s OK in %.1f ms", request_id, _ms_since(arrival_s))
         return outcome
 
+    async def _accept(
+        self,
+        message: pb.RecommendRequest | MalformedMessage,
+        request_id: str,
+        deadline_s: float | None,
+        found: Violations,
+    ) -> pb.RecommendResponse | RpcFailure:
+        """The answer of a call that counts as in flight."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._accepted.add(task)
+        self._idle.clear()
+        try:
+            return await self._answer(message, request_id, deadline_s, found)
+        except asyncio.CancelledError:
+            if not self._is_cut_off:
+                raise
+            return CUT_OFF
+        finally:
+            self._accepted.discard(task)
+            if not self._accepted:
+                self._idle.set()
+
     async def _answer(
         self,
         message: pb.RecommendRequest | MalformedMessage,
@@ -124,8 +166,6 @@ class RecommendServicer:
         found: Violations,
     ) -> pb.RecommendResponse | RpcFailure:
         try:
-            if self._is_draining:
-                raise EngineClosed("the server is shutting down and accepts no further requests")
             if isinstance(message, MalformedMessage):
                 raise InvalidRequest([("request", "is not an xgr.v1.RecommendRequest message")])
             request = request_from_proto(message, self._limits, request_id, deadline_s, found)
