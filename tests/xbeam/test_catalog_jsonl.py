@@ -21,7 +21,7 @@ TOKENS: dict[str, Any] = {"num_codes": [4, 4], "token_offsets": [10, 14]}
 
 def build(folder: Path, lines: list[str], **options: Any) -> Catalog:
     source = folder / "items.jsonl"
-    source.write_text("".join(line + "\n" for line in lines))
+    source.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     build_catalog_from_jsonl(folder / "c", source, **TOKENS, **options)
     catalog = Catalog.open(folder / "c")
     catalog.verify()
@@ -120,6 +120,27 @@ def test_a_missing_last_newline_is_fine(tmp_path: Path) -> None:
         ('{"id": 2, "sid": [1, 1], "weight": "1"}', "'weight' must be a number, got '1'"),
         ('{"id": 2, "sid": [1, 1], "tags": "a"}', "'tags' must be a list of names, got 'a'"),
         ('{"id": 2, "sid": [1, 1], "tags": [""]}', r"'tags' must be a list of names, got \[''\]"),
+        (
+            '{"id": 2, "sid": [1, 1], "servable": false, "servable": true}',
+            "one JSON object expected, the name 'servable' is given twice in one object",
+        ),
+        ('{"id": 2, "id": 2, "sid": [1, 1]}', "one JSON object expected, the name 'id' is given"),
+        ('{"id": 2, "sid": [1, 1], "x": {"a": 1, "a": 1}}', ".*the name 'a' is given twice"),
+        (f'{{"id": {"9" * 5000}, "sid": [1, 1]}}', "(one JSON object expected|'item_id' must be)"),
+        (f'{{"id": 2, "sid": [1, {"9" * 5000}]}}', "(one JSON object expected|codes must be)"),
+        (f'{{"id": 2, "sid": [1, {"9" * 4000}]}}', r"codes .*\[1, a whole number of 13288 bits\]"),
+        (f'{{"id": 2, "sid": {"[" * 900 + "]" * 900}}}', ""),
+        (f'{{"id": 2, "sid": {"[" * 400 + "]" * 400}}}', "'sid' must be a list of codes, got"),
+        (f'{{"id": 2, "sid": [1, 1], "key": {"[" * 400 + "]" * 400}}}', "'key' must be a string"),
+        ('{"id": 2, "sid": [1, 1], "tags": ["a\\u0000b"]}', "a tag must not contain control char"),
+        ('{"id": 2, "sid": [1, 1], "tags": ["a\\nb"]}', r"a tag must not .*, got 'a\\nb'"),
+        ('{"id": 2, "sid": [1, 1], "tags": ["\\u0085"]}', "a tag must not contain control char"),
+        (f'{{"id": 2, "sid": [1, 1], "tags": ["{"é" * 2049}"]}}', "a tag has at most 4096 bytes"),
+        (
+            f'{{"id": 2, "sid": [1, 1], "key": "{"é" * 2049}"}}',
+            r"a key has at most 4096 bytes in UTF-8, got 4098: 'é+\.\.\.é+'",
+        ),
+        ("\ufeff{}", "one JSON object expected, it starts with a byte order mark"),
         ('{"id": 2, "sid": [1, 1], "servable": 1}', "'servable' must be true or false, got 1"),
     ],
 )
@@ -140,3 +161,28 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(CatalogError, match="the catalogue is empty"):
         build_catalog_from_jsonl(tmp_path / "c", tmp_path / "items.jsonl", **TOKENS)
     assert os.listdir(tmp_path) == ["items.jsonl"]
+
+
+def test_the_longest_keys_and_tags_and_ordinary_text_pass(tmp_path: Path) -> None:
+    key, tag = "k" * 4096, "é" * 2048
+    rows = [
+        {"key": key, "sid": [1, 1], "tags": [tag, "no\u00a0break", "\U0001f45f"]},
+        {"key": "tab\there", "sid": [1, 2], "tags": [" ", "a b"]},
+    ]
+    with build(tmp_path, [json.dumps(row) for row in rows]) as catalog:
+        assert catalog.positions_of_keys([key, "tab\there"]).tolist() == [0, 1]
+        assert catalog.tags == sorted([tag, "no\u00a0break", "\U0001f45f", " ", "a b"])
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"), [(os.mkfifo, "a pipe"), (os.mkdir, "a directory")], ids=["pipe", "folder"]
+)
+def test_only_regular_files_are_read(tmp_path: Path, make: Any, kind: str) -> None:
+    make(tmp_path / "items")
+    with pytest.raises(
+        CatalogError, match=f"cannot read .*items: a regular file .* this is {kind}"
+    ):
+        build_catalog_from_jsonl(tmp_path / "c", tmp_path / "items", **TOKENS)
+    with pytest.raises(CatalogError, match="this is a character device"):
+        build_catalog_from_jsonl(tmp_path / "c", "/dev/zero", **TOKENS)
+    assert os.listdir(tmp_path) == ["items"]

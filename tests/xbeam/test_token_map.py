@@ -79,7 +79,21 @@ def test_read_lists_and_objects(tmp_path: Path) -> None:
     ("content", "num_codes", "message"),
     [
         ("{", None, "a JSON list of levels expected"),
-        ('[{"1": 2, "1": 3}]', None, "a JSON list of levels expected, a code is named twice"),
+        ('[{"1": 2, "1": 3}]', None, "the name '1' is given twice in one object"),
+        (
+            '[{"1": 5, "01": 6}]',
+            None,
+            "level 0: code '01' has the token 6; .* without leading zeros",
+        ),
+        ('[{"1": 5, "\u0661": 6}]', None, "level 0: code '\u0661' has the token 6"),
+        ('[{"\u00b9": 6}]', None, "level 0: code '\u00b9' has the token 6"),
+        ('[{" 1": 6}]', None, "level 0: code ' 1' has the token 6"),
+        ([{"9" * 5000: 1}], None, r"level 0: code '9+\.\.\.9+' has the token 1; whole numbers"),
+        ([{"1": [[[[1]]]]}], None, r"level 0: code '1' has the token \[\[\[\[\.\.\.\]\]\]\]"),
+        ("[[" + "9" * 5000 + "]]", None, "tokens.json"),
+        ("[" * 100_000, None, "a JSON list of levels expected, the value is nested too deep"),
+        ("[" * 900 + "]" * 900, None, "tokens.json"),
+        ('{"1": ' * 900 + "1" + "}" * 900, None, "a JSON list with one entry per level"),
         ({}, None, "a JSON list with one entry per level expected"),
         ([[1]], [1, 1], "a JSON list with one entry per level expected"),
         ([5], None, r"level 0: a list of tokens or an object .* expected, got 5"),
@@ -100,3 +114,9 @@ def test_wrong_files(tmp_path: Path, content: object, num_codes: Any, message: s
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(CatalogError, match=r"cannot read .*absent: No such file"):
         read_token_map(tmp_path / "absent", None)
+
+
+def test_ragged_tables_are_refused() -> None:
+    ragged: Any = [[[1], [2, 3]]]
+    with pytest.raises(CatalogError, match="token map, level 0: an array of values expected"):
+        token_tables(None, ragged, None)

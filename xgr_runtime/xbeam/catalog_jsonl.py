@@ -78,13 +78,9 @@ def _parse_row(source: str, number: int, line: bytes) -> dict[str, Any]:
     try:
         row = parse_json(line)
     except ValueError as error:
-        raise CatalogError(
-            f"{source}, row {number}: one JSON object expected, {error}"
-        ) from error
+        raise CatalogError(f"{source}, row {number}: one JSON object expected, {error}") from error
     if not isinstance(row, dict):
-        raise CatalogError(
-            f"{source}, row {number}: one JSON object expected, got {line[:80]!r}"
-        )
+        raise CatalogError(f"{source}, row {number}: one JSON object expected, got {line[:80]!r}")
     return row
 
 

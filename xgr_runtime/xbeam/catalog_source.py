@@ -6,6 +6,7 @@ numpy; the row is looked for only once something is known to be wrong, so a good
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -13,11 +14,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from xgr_runtime.errors import CatalogError
+from xgr_runtime.xbeam.catalog_input import as_array, shown
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 MAX_ITEMS = int(np.iinfo(np.int32).max)
+MAX_KEY_BYTES = 4096
+MAX_TAG_BYTES = 4096
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True)
@@ -83,9 +88,7 @@ def items_from_arrays(
         source,
         codes,
         ids,
-        None
-        if keys is None
-        else [_text(source, row, "key", key or "") for row, key in enumerate(keys)],
+        None if keys is None else [_key(source, row, key) for row, key in enumerate(keys)],
         None
         if titles is None
         else [_text(source, row, "title", text) for row, text in enumerate(titles)],
@@ -104,11 +107,11 @@ def _sid_array(source: str, num_levels: int, sids: ArrayLike) -> NDArray[Any]:
     else:
         rows: Any = sids
         for row, sid in enumerate(rows):
-            if len(sid) != num_levels:
+            if not isinstance(sid, (Sequence, np.ndarray)) or len(sid) != num_levels:
                 raise CatalogError(
-                    f"{source}, row {row + 1}: a SID of {num_levels} codes expected, got {sid}"
+                    f"{source}, row {row + 1}: a SID of {num_levels} codes expected, got {shown(sid)}"
                 )
-        codes = np.array(rows) if len(rows) else np.empty((0, num_levels), np.int64)
+        codes = as_array(f"{source}: sids", rows if len(rows) else np.empty((0, num_levels), int))
         if codes.dtype.kind not in "iu":
             _refuse_odd_code(source, rows)
     if codes.ndim != 2 or codes.shape[1] != num_levels or codes.dtype.kind not in "iu":
@@ -125,14 +128,14 @@ def _refuse_odd_code(source: str, rows: Any) -> None:
             is_whole = isinstance(code, (int, np.integer)) and not isinstance(code, bool)
             if not is_whole or not 0 <= code <= MAX_ITEMS:
                 raise CatalogError(
-                    f"{source}, row {row + 1}: codes must be whole numbers in [0, 2^31), got {code!r}"
+                    f"{source}, row {row + 1}: codes must be whole numbers in [0, 2^31), got {shown(code)}"
                 )
 
 
 def _column(
     source: str, name: str, values: ArrayLike, num_rows: int, kinds: str, dtype: type
 ) -> NDArray[Any]:
-    column = np.asarray(values)
+    column = as_array(f"{source}: {name}", values)
     if column.shape != (num_rows,) or column.dtype.kind not in kinds:
         raise CatalogError(
             f"{source}: {name} must be {num_rows} values of {np.dtype(dtype)}, "
@@ -150,12 +153,14 @@ def _column(
 
 def _text(source: str, row: int, name: str, text: object) -> bytes:
     if not isinstance(text, str):
-        raise CatalogError(f"{source}, row {row + 1}: the {name} must be a string, got {text!r}")
+        raise CatalogError(
+            f"{source}, row {row + 1}: the {name} must be a string, got {shown(text)}"
+        )
     try:
         return text.encode()
     except UnicodeEncodeError as error:
         raise CatalogError(
-            f"{source}, row {row + 1}: the {name} is not valid text: {text!r}"
+            f"{source}, row {row + 1}: the {name} is not valid text: {shown(text)}"
         ) from error
 
 
@@ -176,21 +181,45 @@ def _tag_rows(
         for row, names in enumerate(tags):
             for name in names:
                 collected.setdefault(name, []).append(row)
-    for name in sorted(collected):
-        given = np.asarray(collected[name])
-        rows = np.unique(given).astype(np.int64)
-        is_whole = given.dtype.kind in "iu" or not len(given)
+    for name in sorted(collected, key=str):
+        given = as_array(f"{source}: the rows of tag {shown(name)}", collected[name])
+        is_whole = given.ndim == 1 and (given.dtype.kind in "iu" or not len(given))
+        rows = np.unique(given) if is_whole else given
         if not name or not is_whole or (len(rows) and not 0 <= rows[0] <= rows[-1] < num_rows):
             raise CatalogError(
-                f"{source}: tag {name!r} needs a name and row numbers in [0, {num_rows})"
+                f"{source}: tag {shown(name)} needs a name and row numbers in [0, {num_rows})"
             )
-        _text(source, int(rows[0]) if len(rows) else 0, "tag", name)
+        rows = rows.astype(np.int64)
+        _check_tag(source, int(rows[0]) if len(rows) else 0, name)
         result[name] = rows
     return result
+
+
+def _check_tag(source: str, row: int, name: str) -> None:
+    encoded = _text(source, row, "tag", name)
+    if len(encoded) > MAX_TAG_BYTES:
+        raise CatalogError(
+            f"{source}, row {row + 1}: a tag has at most {MAX_TAG_BYTES} bytes in UTF-8, "
+            f"got {len(encoded)}: {shown(name)}"
+        )
+    if _CONTROL.search(name):
+        raise CatalogError(
+            f"{source}, row {row + 1}: a tag must not contain control characters, got {shown(name)}"
+        )
+
+
+def _key(source: str, row: int, key: str | None) -> bytes:
+    encoded = b"" if key is None else _text(source, row, "key", key)
+    if len(encoded) > MAX_KEY_BYTES:
+        raise CatalogError(
+            f"{source}, row {row + 1}: a key has at most {MAX_KEY_BYTES} bytes in UTF-8, "
+            f"got {len(encoded)}: {shown(key)}"
+        )
+    return encoded
 
 
 def _refuse_repeated_keys(table: ItemTable, keys: list[bytes]) -> None:
     first: dict[bytes, int] = {}
     for row, key in enumerate(keys):
         if key and first.setdefault(key, row) != row:
-            table.refuse(row, f"key {key.decode()!r} is already that of row {first[key] + 1}")
+            table.refuse(row, f"key {shown(key.decode())} is already that of row {first[key] + 1}")

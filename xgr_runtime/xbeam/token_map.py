@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 MAX_LEVELS = 8
 MAX_CODES = 1 << 24
 _MAX_TOKEN = int(np.iinfo(np.int32).max)
-_CODE = re.compile("0|[1-9][0-9]{0,9}")  # one way to write a code: "01" and other scripts' digits would be a second
+_CODE = re.compile(
+    "0|[1-9][0-9]{0,9}"
+)  # one way to write a code: "01" and other scripts' digits would be a second
 
 
 def token_tables(
