@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import struct
 import tempfile
+import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hypothesis import strategies as st
 
@@ -92,3 +95,21 @@ def sources(draw: st.DrawFn, max_items: int = 30) -> Source:
         )
     )
     return Source(items, tuple(num_codes))
+
+
+def raw_header(content: bytes) -> dict[str, Any]:
+    """A catalogue file's header as JSON holds it."""
+    (header_bytes,) = struct.unpack("<I", content[12:16])
+    header: dict[str, Any] = json.loads(content[32 : 32 + header_bytes])
+    return header
+
+
+def with_header(content: bytes, header: bytes) -> bytes:
+    """The file with another header: sections moved to where it lets them start, prefix and checksum that fit."""
+    (old_bytes,) = struct.unpack("<I", content[12:16])
+    old_end, end = 32 + old_bytes, 32 + len(header)
+    body = content[old_end + -old_end % 64 :]
+    size = end + -end % 64 + len(body)
+    prefix = struct.pack("<8sIIQ", content[:8], 1, len(header), size)
+    crc = zlib.crc32(header, zlib.crc32(prefix + bytes(8)))
+    return prefix + struct.pack("<II", crc, 0) + header + bytes(-end % 64) + body

@@ -84,7 +84,7 @@ GOOD: dict[str, Any] = {
         ({"tags": {"t": [-1]}}, "tag 't' needs a name and row numbers"),
         ({"tags": {"t": [True]}}, "tag 't' needs a name and row numbers"),
         ({"tags": {"": [0]}}, "tag '' needs a name"),
-        ({"version": ""}, "a version is 1 to 128 printable characters, got ''"),
+        ({"version": ""}, "a version is 1 to 128 printable characters, not all blank, got ''"),
         ({"version": "a\nb"}, "a version is 1 to 128 printable characters"),
         (
             {"token_offsets": None, "token_of": [[1, -1, 2], [3, 4, 5]]},

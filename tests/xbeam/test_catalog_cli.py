@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import os
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -99,3 +100,82 @@ def test_wrong_options_stop_the_parser(
     with pytest.raises(SystemExit, match="2"):
         run("build", items, tmp_path / "c")
     assert "--token-map" in capsys.readouterr().err
+
+
+TOKENS = ("--token-offsets", "10,12", "--codes", "2,2")
+
+
+@pytest.mark.parametrize("make", [None, os.symlink, os.link], ids=["same", "symlink", "hard link"])
+def test_a_build_never_overwrites_its_own_input(
+    items: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], make: Any
+) -> None:
+    tokens = tmp_path / "tokens.json"
+    tokens.write_text("[[30, 20], [8, 9]]")
+    for source, what in ((items, "the items"), (tokens, "the token map")):
+        before, out = source.read_bytes(), source
+        if make is not None:
+            out = tmp_path / f"other-{source.name}"
+            make(source, out)
+        assert run("build", items, out, "--token-map", tokens) == 2
+        written = capsys.readouterr()
+        assert written.err == (
+            f"xgr: CatalogError: cannot write the catalogue {out}: it is the same file as {what} {source}; "
+            "name another file\n"
+        )
+        assert (source.read_bytes(), out.read_bytes()) == (before, before)
+        assert os.path.samefile(source, out)
+
+
+def test_outputs_that_are_no_files_are_refused_and_stay(
+    items: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    os.symlink("/dev/full", tmp_path / "link")
+    for out, kind in (("pipe", "a pipe"), ("link", "a character device")):
+        assert run("build", items, tmp_path / out, *TOKENS) == 2
+        assert capsys.readouterr().err == (
+            f"xgr: CatalogError: cannot write the catalogue {tmp_path / out}: it is {kind}; "
+            "name a file that may be replaced\n"
+        )
+    assert run("build", items, "/dev/full", *TOKENS) == 2
+    assert "catalogue /dev/full: it is a character device" in capsys.readouterr().err
+    assert sorted(os.listdir(tmp_path)) == ["items.jsonl", "link", "pipe"]
+
+
+def test_pipes_and_devices_do_not_hang_the_commands(
+    items: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for words in (
+        ("verify", pipe),
+        ("info", pipe),
+        ("build", pipe, tmp_path / "c", *TOKENS),
+        ("build", items, tmp_path / "c", "--token-map", pipe),
+    ):
+        assert run(*words) == 2
+        assert f"{pipe}: a regular file is needed, this is a pipe" in capsys.readouterr().err
+    assert run("verify", "/dev/zero") == 2
+    assert "this is a character device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "\u0661", "-1", "1_0"])
+def test_odd_numbers_are_refused_by_the_parser(
+    items: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], number: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run("build", items, tmp_path / "c", f"--token-offsets={number},2", "--codes", "2,2")
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "whole numbers with commas between expected, got" in error
+    assert len(error) < 400
+
+
+@pytest.mark.parametrize("version", ["", " ", "a\nb", "a\0b", "\udcff", "v" * 129])
+def test_versions_that_cannot_be_printed_are_refused(
+    items: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], version: str
+) -> None:
+    assert run("build", items, tmp_path / "c", *TOKENS, "--version", version) == 2
+    error = capsys.readouterr().err
+    assert "a version is 1 to 128 printable characters, not all blank" in error
+    assert error.count("\n") == 1
+    assert os.listdir(tmp_path) == ["items.jsonl"]

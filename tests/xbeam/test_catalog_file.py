@@ -10,6 +10,8 @@ import struct
 import subprocess
 import sys
 import zlib
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,12 +20,13 @@ import pytest
 from xgr_runtime.errors import CatalogError
 from xgr_runtime.xbeam.catalog import Catalog
 from xgr_runtime.xbeam.catalog_build import build_catalog
-from xgr_runtime.xbeam.catalog_file import map_file, section_table, write_file
+from xgr_runtime.xbeam.catalog_file import FORMAT_VERSION, map_file, section_table, write_file
+from xgr_runtime.xbeam.catalog_header import content_digest, parse_header
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from numpy.typing import NDArray
+
+    from xgr_runtime.xbeam.catalog_header import CatalogMeta
 
 DAMAGES = "not zero|is damaged|header is|lacks|no catalogue file|has catalogue format|truncated|too long|checksum mismatch"
 
@@ -134,15 +137,22 @@ def test_missing_file_and_folder(tmp_path: Path) -> None:
 
 
 def rewrite(path: Path, changed: dict[str, NDArray[Any] | None], meta: dict[str, Any]) -> None:
-    """Writes the file again with some sections or numbers replaced, and checksums that fit."""
+    """Writes the file again with some sections or numbers replaced, and checksums and a digest that fit."""
     file = map_file(path)
     sections = {name: section.array for name, section in file.sections.items()}
     for name, array in changed.items():
         if array is None:
             del sections[name]
         else:
-            sections[name] = array.astype(sections[name].dtype)
-    write_file(path, {**file.meta, **meta}, sections, section_table(sections))
+            sections[name] = array
+    write_again(path, replace(file.meta, **meta), sections)
+
+
+def write_again(path: Path, meta: CatalogMeta, sections: dict[str, NDArray[Any]]) -> None:
+    table = section_table(sections)
+    sizes = (meta.num_items, meta.num_servable, meta.num_codes, meta.max_fanout)
+    digest = content_digest(FORMAT_VERSION, *sizes, table)
+    write_file(path, replace(meta, digest=digest), sections, table)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +198,7 @@ def rewrite(path: Path, changed: dict[str, NDArray[Any] | None], meta: dict[str,
 def test_wrong_structure_is_refused_by_verify(
     full: Path, name: str, values: list[Any], message: str | None
 ) -> None:
-    rewrite(full, {name: np.array(values)}, {})
+    rewrite(full, {name: np.array(values, map_file(full).sections[name].array.dtype)}, {})
     with Catalog.open(full) as catalog:
         if message is None:
             catalog.verify()
@@ -203,9 +213,8 @@ def test_wrong_structure_is_refused_by_verify(
     [
         {"num_items": 4},
         {"num_servable": 5},
-        {"max_fanout": [3, 2]},
-        {"max_fanout": [3]},
-        {"num_codes": [3, 4]},
+        {"max_fanout": (3, 2)},
+        {"num_codes": (3, 4)},
     ],
 )
 def test_wrong_numbers_are_refused_by_verify(full: Path, meta: dict[str, Any]) -> None:
@@ -231,14 +240,43 @@ def test_missing_sections_are_refused_at_open(full: Path, name: str) -> None:
     "name", ["item_ids", "id_order", "codes_1", "offsets_0", "token_of_1", "sid_item_offsets"]
 )
 def test_wrong_types_are_refused_by_verify(full: Path, name: str) -> None:
-    file = map_file(full)
-    sections = {name: section.array for name, section in file.sections.items()}
-    sections[name] = sections[name].astype(np.float64)
-    write_file(full, file.meta, sections, section_table(sections))
+    rewrite(full, {name: map_file(full).sections[name].array.astype(np.float64)}, {})
     with (
         Catalog.open(full) as catalog,
         pytest.raises(CatalogError, match="every array has its type"),
     ):
+        catalog.verify()
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("title_offsets", np.zeros(0, np.int32)),
+        ("title_offsets", np.zeros((6, 1), np.int32)),
+        ("title_offsets", np.zeros(6, np.float64)),
+        ("title_bytes", np.zeros((24, 1), np.uint8)),
+        ("title_bytes", np.zeros(24, np.uint32)),
+        ("key_offsets", np.zeros(0, np.int64)),
+        ("key_order", np.zeros(4, np.float64)),
+        ("key_order", np.zeros((4, 1), np.int32)),
+        ("key_hashes", np.zeros((4, 1), np.uint64)),
+        ("key_hashes", np.zeros(4, np.float64)),
+        ("tag_name_offsets", np.zeros(0, np.int32)),
+        ("tag_name_offsets", np.zeros((2, 2), np.int32)),
+        ("tag_offsets", np.zeros(0, np.int64)),
+        ("tag_offsets", np.zeros((4, 1), np.int64)),
+        ("tag_positions", np.zeros(5, np.float64)),
+        ("tag_positions", np.zeros((5, 1), np.int32)),
+        ("weights", np.zeros(5, np.int64)),
+        ("weights", np.full(5, np.nan)),
+        ("other_sids", np.zeros((1, 2), np.float64)),
+    ],
+)
+def test_wrong_types_and_shapes_of_text_and_tags_are_refused_by_verify(
+    full: Path, name: str, values: NDArray[Any]
+) -> None:
+    rewrite(full, {name: values}, {})
+    with Catalog.open(full) as catalog, pytest.raises(CatalogError, match="contradicts itself"):
         catalog.verify()
 
 
@@ -286,6 +324,73 @@ def test_replacing_a_file_leaves_open_catalogs_alone(tmp_path: Path) -> None:
     with Catalog.open(path) as new:
         assert (new.version, new.num_items) == ("two", 1)
     assert os.listdir(tmp_path) == ["c"]
+
+
+def test_a_private_catalog_does_not_follow_its_file(full: Path, tmp_path: Path) -> None:
+    """Overwritten and shortened in place: the copy verifies and answers as before, and no mapping is left."""
+    build_catalog(tmp_path / "o", sids=[[2, 2]], num_codes=[3, 3], token_offsets=[0, 3])
+    content = full.read_bytes()
+    catalog = Catalog.open(full, is_private=True)
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8")
+    assert str(full) not in maps
+    with open(full, "r+b") as file:
+        file.write(bytes(len(content)))
+    catalog.verify()
+    os.truncate(full, 0)
+    catalog.verify()
+    assert catalog.titles_of(range(5)) == ["", "seven", "big", "четыре", "five"]
+    assert catalog.positions_of_keys(["ключ", "k7", "no"]).tolist() == [3, 1, -1]
+    assert catalog.sids_of_positions(range(5)).tolist() == [[0, 1], [0, 1], [1, 2], [2, 0], [1, 1]]
+    full.write_bytes(content)
+    with Catalog.open(full) as mapped:
+        mapped.verify()
+        assert str(full) in Path("/proc/self/maps").read_text(encoding="utf-8")
+        for one, two in zip(_arrays(catalog), _arrays(mapped), strict=True):
+            assert (one.dtype, one.shape, one.tobytes()) == (two.dtype, two.shape, two.tobytes())
+            assert not one.flags.writeable
+            assert not two.flags.writeable
+
+
+def _arrays(catalog: Catalog) -> list[NDArray[Any]]:
+    file = catalog._file
+    assert file is not None
+    return [section.array for section in file.sections.values()]
+
+
+@pytest.mark.parametrize("is_private", [False, True])
+def test_a_file_that_shrinks_while_it_is_opened(
+    full: Path, monkeypatch: pytest.MonkeyPatch, is_private: bool
+) -> None:
+    """The size is taken, then the file shrinks: still a CatalogError."""
+    size = os.path.getsize(full)
+
+    def parse_late(name: str, header: bytes) -> Any:
+        os.truncate(full, size - 100)
+        return parse_header(name, header)
+
+    monkeypatch.setattr("xgr_runtime.xbeam.catalog_file.parse_header", parse_late)
+    with pytest.raises(CatalogError, match="full"):
+        Catalog.open(full, is_private=is_private)
+
+
+@pytest.mark.parametrize("is_private", [False, True])
+def test_special_files_and_impossible_names_are_refused(tmp_path: Path, is_private: bool) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CatalogError, match="a regular file is needed, this is a pipe"):
+        Catalog.open(tmp_path / "pipe", is_private=is_private)
+    with pytest.raises(CatalogError, match="this is a character device"):
+        Catalog.open("/dev/zero", is_private=is_private)
+    for name in ("a\0b", "\ud800"):
+        with pytest.raises(CatalogError, match="cannot open the catalogue"):
+            Catalog.open(name, is_private=is_private)
+
+
+def test_an_unrelated_huge_file_is_not_read(tmp_path: Path) -> None:
+    """8 TiB of holes: refused by its first bytes."""
+    with open(tmp_path / "huge", "wb") as file:
+        file.truncate(1 << 43)
+    with pytest.raises(CatalogError, match="is no catalogue file"):
+        Catalog.open(tmp_path / "huge", is_private=True)
 
 
 def test_permissions_follow_the_umask(tmp_path: Path) -> None:

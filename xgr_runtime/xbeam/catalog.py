@@ -1,8 +1,10 @@
-"""A compiled catalogue: a mapped file with its trie, token tables and look-ups.
+"""A compiled catalogue: a file, mapped or copied, with its trie, token tables and look-ups.
 
-`open` reads the header and nothing else, so a server can list and pin versions for the price of a system call.
-`verify` reads everything once; searches run on verified catalogues only. Arrays are read-only views into the mapping:
-they stay valid after `close` for whoever still holds them, and the memory goes with the last of them.
+`open` reads the header and nothing else, so tools can list versions for the price of a system call. `verify` reads
+everything once; searches run on verified catalogues only. A verified mapping still follows the file: written into, it
+changes; shortened, it kills the process. What serves requests is opened with `is_private`: one copy in memory that
+`verify` checks and nobody else can reach. Arrays are read-only views into the mapping or the copy: they stay valid after
+`close` for whoever still holds them, and the memory goes with the last of them.
 
 Items are numbered by *position*: [0, num_servable) in (SID, weight descending, item id ascending) order, the items
 that are not servable behind them. SIDs are numbered by their rank, which is also their leaf in the trie.
@@ -17,7 +19,7 @@ import numpy as np
 
 from xgr_runtime.errors import CatalogError
 from xgr_runtime.xbeam.catalog_check import check_catalog
-from xgr_runtime.xbeam.catalog_file import MappedFile, map_file
+from xgr_runtime.xbeam.catalog_file import CatalogFile, map_file, read_file
 from xgr_runtime.xbeam.catalog_text import KeyIndex, Strings, TagIndex
 from xgr_runtime.xbeam.trie import Trie, find_leaves, index_dtype, leaf_sids, sum_leaves
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import ArrayLike, NDArray
+
+    from xgr_runtime.xbeam.catalog_header import CatalogMeta
 
 
 class Catalog:
@@ -55,25 +59,22 @@ class Catalog:
         tag_index: tags with their items, or None.
     """
 
-    def __init__(self, file: MappedFile) -> None:
-        """Takes over a mapped file; raises CatalogError where its header does not describe a catalogue."""
-        self._file: MappedFile | None = file
+    def __init__(self, file: CatalogFile) -> None:
+        """Takes over a file; raises CatalogError where its header does not describe a catalogue."""
+        self._file: CatalogFile | None = file
         self.path = file.path
         self.is_verified = False
         try:
             self._take(file.meta, {name: section.array for name, section in file.sections.items()})
-        except (KeyError, TypeError, IndexError) as error:
+        except KeyError as error:
             raise CatalogError(
                 f"{file.path}: the header lacks {error}; build the catalogue again"
             ) from error
 
-    def _take(self, meta: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
-        self.version: str = meta["version"]
-        self.digest: str = meta["digest"]
-        self.num_items: int = meta["num_items"]
-        self.num_servable: int = meta["num_servable"]
-        self.num_codes: tuple[int, ...] = tuple(meta["num_codes"])
-        self.max_fanout: tuple[int, ...] = tuple(meta["max_fanout"])
+    def _take(self, meta: CatalogMeta, arrays: dict[str, NDArray[Any]]) -> None:
+        self.version, self.digest = meta.version, meta.digest
+        self.num_items, self.num_servable = meta.num_items, meta.num_servable
+        self.num_codes, self.max_fanout = meta.num_codes, meta.max_fanout
         self.num_levels = len(self.num_codes)
         levels = range(self.num_levels)
         self.token_of: tuple[NDArray[np.int32], ...] = tuple(
@@ -101,13 +102,19 @@ class Catalog:
             self.tag_index = TagIndex(names, arrays["tag_offsets"], arrays["tag_positions"])
 
     @classmethod
-    def open(cls, path: str | Path) -> Catalog:
-        """Maps a catalogue; checks header, format version, section table and exact length, reads no content.
+    def open(cls, path: str | Path, *, is_private: bool = False) -> Catalog:
+        """Opens a catalogue; checks header, format version, section table and exact length.
+
+        Args:
+            path: the file.
+            is_private: read the whole file into memory of this process, so that it may be overwritten, shortened or
+                removed afterwards; costs the file's size in memory. False maps it and reads no content.
 
         Raises:
-            CatalogError: the file is missing, foreign, newer, truncated, too long, or its header is damaged.
+            CatalogError: the file is missing, foreign, newer, truncated, too long, no regular file, or its header is
+                damaged or names impossible values.
         """
-        return cls(map_file(path))
+        return cls(read_file(path) if is_private else map_file(path))
 
     def __enter__(self) -> Catalog:
         return self
@@ -123,7 +130,7 @@ class Catalog:
             raise AttributeError(f"'Catalog' object has no attribute {name!r}")
 
     def close(self) -> None:
-        """Lets go of the mapping. Only `path`, `version` and `digest` can be used afterwards; may be called twice."""
+        """Lets go of the mapping or copy. Only `path`, `version` and `digest` can be used afterwards; may be called twice."""
         kept = {name: self.__dict__[name] for name in ("path", "version", "digest")}
         self.__dict__.clear()
         self.__dict__.update(kept, _file=None, is_verified=False)
@@ -139,6 +146,7 @@ class Catalog:
             raise CatalogError(f"the catalogue {self.path} is closed")
         file.check_contents()
         check_catalog(self)
+        file.check_digest()
         self.is_verified = True
 
     def prepare(self) -> None:

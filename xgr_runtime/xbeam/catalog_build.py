@@ -10,14 +10,19 @@ SIDs are not stored beside the trie: the trie holds each of them once and gives 
 
 from __future__ import annotations
 
-import hashlib
-import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from xgr_runtime.errors import CatalogError
 from xgr_runtime.xbeam.catalog_file import FORMAT_VERSION, section_table, write_file
+from xgr_runtime.xbeam.catalog_header import (
+    MAX_VERSION_LENGTH,
+    CatalogMeta,
+    content_digest,
+    is_version,
+)
+from xgr_runtime.xbeam.catalog_input import refuse_overwrite, shown
 from xgr_runtime.xbeam.catalog_jsonl import items_from_jsonl
 from xgr_runtime.xbeam.catalog_source import ItemTable, items_from_arrays
 from xgr_runtime.xbeam.catalog_text import index_keys, pack_strings
@@ -49,23 +54,26 @@ def build_catalog(
     """Compiles a catalogue and writes it to `path`, atomically and synced.
 
     Args:
-        path: destination; an existing file is replaced in one step.
+        path: destination; an existing file is replaced in one step, anything else that exists is refused.
         sids: whole numbers [items, levels], 1 to 8 levels.
         item_ids: int64 [items], distinct; by default the row numbers from 0.
-        keys: a distinct string per item, None or "" where it has none.
+        keys: a distinct string per item of at most 4,096 bytes in UTF-8, None or "" where it has none.
         titles: a string per item.
         weights: finite numbers [items]; larger comes first among the items of one SID. Default 0.
         servable: bool [items]; false = known in histories, never recommended. Default true.
-        tags: either tag name -> row numbers, or a list of tag names per item.
+        tags: either tag name -> row numbers, or a list of tag names per item. A name has 1 to 4,096 bytes in UTF-8 and
+            no control characters.
         num_codes: codes per level; needed with `token_offsets`, else the lengths of the `token_of` tables.
         token_of: per level, the token of each code, -1 = none.
         token_offsets: per level the token of code 0, the others following it.
-        version: name of this version; by default a digest of the content.
+        version: name of this version, 1 to 128 printable characters; by default a digest of the content.
 
     Raises:
         CatalogError: an input is not acceptable (the message names the row) or the file cannot be written; then
             nothing new is left in the folder.
     """
+    _check_version(version)
+    refuse_overwrite(path, {})
     tokens = token_tables(num_codes, token_of, token_offsets)
     table = items_from_arrays(
         "items",
@@ -95,11 +103,12 @@ def build_catalog_from_jsonl(
     """Compiles a catalogue from a file with one JSON object a line.
 
     Fields: `sid` (list of codes) and at least one of `item_id` (or `id`) and `key`; optional `title`, `weight`, `tags`
-    (list of names) and `servable`. Other fields are ignored. Ids are given in all rows or in none (then generated).
+    (list of names) and `servable`. Other fields are ignored, a name given twice in one object is refused. Ids are given in
+    all rows or in none (then generated). Keys, tags and the version are limited as in `build_catalog`.
 
     Args:
-        path_out: destination, as in `build_catalog`.
-        path_in: the JSONL file.
+        path_out: destination, as in `build_catalog`; not `path_in` under any name.
+        path_in: the JSONL file, a regular one.
         num_codes: as in `build_catalog`.
         token_of: as in `build_catalog`.
         token_offsets: as in `build_catalog`.
@@ -110,6 +119,8 @@ def build_catalog_from_jsonl(
     Raises:
         CatalogError: as `build_catalog`; the row number is the line number.
     """
+    _check_version(version)
+    refuse_overwrite(path_out, {"the items": path_in})
     tokens = token_tables(num_codes, token_of, token_offsets)
     table = items_from_jsonl(path_in, len(tokens), sid_field=sid_field, id_field=id_field)
     _compile(path_out, table, tokens, version)
@@ -118,8 +129,6 @@ def build_catalog_from_jsonl(
 def _compile(
     path: str | Path, table: ItemTable, tokens: tuple[NDArray[np.int32], ...], version: str | None
 ) -> None:
-    if version is not None and not (version.isprintable() and 1 <= len(version) <= 128):
-        raise CatalogError(f"a version is 1 to 128 printable characters, got {version!r}")
     _check_codes(table, tokens)
     num_codes = [len(level) for level in tokens]
     served, others = _split_servable(table)
@@ -139,17 +148,18 @@ def _compile(
         sections["other_sids"] = table.sids[other_order].astype(code_dtype(max(num_codes)))
         order = np.concatenate([order, other_order])
     sections |= _item_sections(table, order)
-    meta: dict[str, Any] = {
-        "num_items": len(order),
-        "num_servable": num_servable,
-        "num_codes": num_codes,
-        "max_fanout": max_fanout(trie),
-    }
+    sizes = (len(order), num_servable, tuple(num_codes), max_fanout(trie))
     checksums = section_table(sections)
-    content = json.dumps([FORMAT_VERSION, meta, checksums], sort_keys=True).encode()
-    meta["digest"] = hashlib.sha256(content).hexdigest()[:16]
-    meta["version"] = version if version is not None else meta["digest"]
-    write_file(path, meta, sections, checksums)
+    digest = content_digest(FORMAT_VERSION, *sizes, checksums)
+    name = digest if version is None else version
+    write_file(path, CatalogMeta(name, digest, *sizes), sections, checksums)
+
+
+def _check_version(version: str | None) -> None:
+    if version is not None and not is_version(version):
+        raise CatalogError(
+            f"a version is 1 to {MAX_VERSION_LENGTH} printable characters, not all blank, got {shown(version)}"
+        )
 
 
 def _check_codes(table: ItemTable, tokens: tuple[NDArray[np.int32], ...]) -> None:

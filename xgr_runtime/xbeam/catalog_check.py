@@ -5,7 +5,7 @@ Checksums find damage; this finds files that were written wrong. Whole columns a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,7 +13,10 @@ from xgr_runtime.errors import CatalogError
 from xgr_runtime.xbeam.trie import check_trie, max_fanout
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from xgr_runtime.xbeam.catalog import Catalog
+    from xgr_runtime.xbeam.catalog_text import Strings
 
 
 def check_catalog(catalog: Catalog) -> None:
@@ -23,6 +26,7 @@ def check_catalog(catalog: Catalog) -> None:
         CatalogError: names the file and what is wrong.
     """
     _check_shapes(catalog)
+    _check_text_shapes(catalog)
     check_trie(catalog.trie, catalog.num_codes, catalog.path)
     _expect(catalog, max_fanout(catalog.trie) == catalog.max_fanout, "max_fanout fits the trie")
     for level in range(catalog.num_levels):
@@ -66,7 +70,10 @@ def _check_shapes(catalog: Catalog) -> None:
     is_right = all(array.dtype in (np.int32, np.int64) for array in signed)
     is_right &= all(codes.dtype in (np.uint16, np.uint32) for codes in catalog.codes)
     is_right &= all(tokens.dtype == np.int32 for tokens in catalog.token_of)
-    _expect(catalog, is_right and catalog.item_ids.dtype == np.int64, "every array has its type")
+    is_right &= catalog.item_ids.dtype == np.int64
+    is_right &= catalog.weights is None or catalog.weights.dtype == np.float64
+    is_right &= catalog.other_sids is None or catalog.other_sids.dtype in (np.uint16, np.uint32)
+    _expect(catalog, is_right, "every array has its type")
     sizes = tuple(len(tokens) for tokens in catalog.token_of)
     _expect(catalog, sizes == catalog.num_codes, "every code has an entry in its token table")
     others = (0, levels) if catalog.other_sids is None else catalog.other_sids.shape
@@ -74,6 +81,29 @@ def _check_shapes(catalog: Catalog) -> None:
         catalog,
         others == (n - catalog.num_servable, levels),
         "items that are not servable have a SID",
+    )
+
+
+def _check_text_shapes(catalog: Catalog) -> None:
+    """Types and dimensions of everything about text, before its own checks take them for granted."""
+    texts: list[Strings] = [] if catalog.titles is None else [catalog.titles]
+    indices: list[NDArray[Any]] = []
+    is_right = True
+    if catalog.key_index is not None:
+        texts.append(catalog.key_index.keys)
+        indices.append(catalog.key_index.order)
+        hashes = catalog.key_index.hashes
+        is_right &= hashes.ndim == 1 and hashes.dtype == np.uint64
+    if catalog.tag_index is not None:
+        texts.append(catalog.tag_index.names)
+        indices += [catalog.tag_index.offsets, catalog.tag_index.positions]
+        is_right &= len(catalog.tag_index.offsets) > 0
+    indices += [text.offsets for text in texts]
+    is_right &= all(index.ndim == 1 and index.dtype in (np.int32, np.int64) for index in indices)
+    is_right &= all(len(text.offsets) > 0 for text in texts)
+    is_right &= all(text.blob.ndim == 1 and text.blob.dtype == np.uint8 for text in texts)
+    _expect(
+        catalog, bool(is_right), "the arrays of keys, titles and tags have their type and shape"
     )
 
 
@@ -99,6 +129,8 @@ def _check_tokens(catalog: Catalog, level: int) -> None:
 
 def _check_items(catalog: Catalog) -> None:
     order, offsets = catalog.id_order, catalog.sid_item_offsets
+    if catalog.weights is not None:
+        _expect(catalog, bool(np.isfinite(catalog.weights).all()), "every weight is finite")
     in_range = int(order.min()) >= 0 and int(order.max()) < catalog.num_items
     _expect(catalog, in_range, "the id order holds positions")
     ids = catalog.sorted_ids

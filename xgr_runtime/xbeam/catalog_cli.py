@@ -10,9 +10,12 @@ from typing import Any
 
 from xgr_runtime.xbeam.catalog import Catalog
 from xgr_runtime.xbeam.catalog_build import build_catalog_from_jsonl
+from xgr_runtime.xbeam.catalog_input import refuse_overwrite, shown
 from xgr_runtime.xbeam.token_map import read_token_map
 
 _ITEM_HELP = "JSONL, one item a line: 'sid' (list of codes) and 'item_id' or 'key'; optional 'title', 'weight', 'tags', 'servable'"
+
+_MAX_DIGITS = 10
 
 
 def add_parser(subparsers: Any) -> None:
@@ -65,10 +68,10 @@ def add_parser(subparsers: Any) -> None:
 
 
 def _whole_numbers(text: str) -> list[int]:
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() for part in parts):
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() and len(part) <= _MAX_DIGITS for part in parts):
         raise argparse.ArgumentTypeError(
-            f"whole numbers with commas between expected, got {text!r}"
+            f"whole numbers with commas between expected, got {shown(text)}"
         )
     return [int(part) for part in parts]
 
@@ -76,6 +79,8 @@ def _whole_numbers(text: str) -> list[int]:
 def run_build(args: argparse.Namespace) -> int:
     """Builds, opens and verifies the file, then prints what it holds."""
     start = time.perf_counter()
+    sources = {} if args.token_map is None else {"the token map": args.token_map}
+    refuse_overwrite(args.output, {"the items": args.items, **sources})
     build_catalog_from_jsonl(
         args.output,
         args.items,
@@ -105,9 +110,9 @@ def run_info(args: argparse.Namespace) -> int:
 
 
 def run_verify(args: argparse.Namespace) -> int:
-    """Verifies a file and says so."""
+    """Verifies a file, in memory as a server does, and says so."""
     start = time.perf_counter()
-    with Catalog.open(args.path) as catalog:
+    with Catalog.open(args.path, is_private=True) as catalog:
         catalog.verify()
         summary = f"version {catalog.version}, {catalog.num_items} items, {catalog.num_sids} SIDs"
     print(f"{args.path}: verified in {(time.perf_counter() - start) * 1e3:.1f} ms ({summary})")

@@ -6,7 +6,11 @@
 
 Offsets are not stored: they follow from the table, so a table cannot contradict itself. The gaps are zero and are
 checked, hence every byte of the file is covered by the prefix comparison, a CRC-32 or the zero check: CRC-32 finds
-every single flipped bit. `map_file` reads the prefix and header only; `check_contents` reads everything.
+every single flipped bit. `check_contents` reads everything.
+
+`map_file` reads prefix and header and maps the rest: cheap, but whoever writes into the file changes the arrays, and
+whoever shortens it kills the process (SIGBUS) at the next look at a lost page. `read_file` copies the file into memory
+of the process: what was verified there stays as it was verified, whatever happens to the file. A server uses that.
 
 A file is written beside its destination, synced, renamed over it, and the folder is synced: a reader sees the old file
 or the whole new one, and a failed build leaves nothing behind (a process killed outright may leave its hidden
@@ -16,20 +20,30 @@ or the whole new one, and a failed build leaves nothing behind (a process killed
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 import secrets
 import struct
 import zlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
 from xgr_runtime.errors import CatalogError
+from xgr_runtime.xbeam.catalog_header import (
+    SECTION_DTYPES,
+    CatalogMeta,
+    SectionEntry,
+    content_digest,
+    header_error,
+    parse_header,
+)
+from xgr_runtime.xbeam.catalog_input import open_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -39,12 +53,11 @@ FORMAT_VERSION = 1
 ALIGNMENT = 64
 _PREFIX = struct.Struct("<8sIIQII")
 _MAX_HEADER_BYTES = 1 << 24
-_DTYPES = ("|u1", "<u2", "<u4", "<u8", "<i4", "<i8", "<f8")
 
 
 @dataclass(frozen=True)
 class Section:
-    """One named array of a mapped file, the byte it starts at, and the checksum its bytes must have."""
+    """One named array of a file, the byte it starts at, and the checksum its bytes must have."""
 
     array: NDArray[Any]
     start: int
@@ -52,11 +65,11 @@ class Section:
 
 
 @dataclass(frozen=True)
-class MappedFile:
-    """A mapped catalogue file whose header was checked; `sections` are read-only views into the mapping."""
+class CatalogFile:
+    """A catalogue file whose header was checked; `sections` are read-only views into the mapping or the copy."""
 
     path: str
-    meta: dict[str, Any]
+    meta: CatalogMeta
     sections: dict[str, Section]
     view: memoryview
     header_end: int
@@ -75,6 +88,29 @@ class MappedFile:
                 )
         self._check_gap(end, len(self.view))
 
+    def check_digest(self) -> None:
+        """Compares the digest with the sizes and checksums it stands for; raises CatalogError.
+
+        Rule sets are shared between catalogues of one digest, so two contents must not go by the same.
+        """
+        content = [
+            SectionEntry(n, s.array.dtype.str, s.array.shape, s.crc32)
+            for n, s in self.sections.items()
+        ]
+        meta = self.meta
+        got_digest = content_digest(
+            FORMAT_VERSION,
+            meta.num_items,
+            meta.num_servable,
+            meta.num_codes,
+            meta.max_fanout,
+            content,
+        )
+        if got_digest != meta.digest:
+            raise header_error(
+                self.path, f"digest {got_digest} fits the content, it says {meta.digest}"
+            )
+
     def _check_gap(self, start: int, end: int) -> None:
         if any(self.view[start:end]):
             raise CatalogError(
@@ -87,24 +123,22 @@ def _aligned(end: int) -> int:
     return -(-end // ALIGNMENT) * ALIGNMENT
 
 
-def section_table(sections: Mapping[str, NDArray[Any]]) -> list[dict[str, Any]]:
+def section_table(sections: Mapping[str, NDArray[Any]]) -> list[SectionEntry]:
     """The header's entry of each array: name, dtype, shape and the checksum of its bytes."""
     table = []
     for name, array in sections.items():
         assert array.flags.c_contiguous, name
-        assert array.dtype.str in _DTYPES, (name, array.dtype)
+        assert array.dtype.str in SECTION_DTYPES, (name, array.dtype)
         crc = zlib.crc32(array.reshape(-1).view(np.uint8).data)
-        table.append(
-            {"name": name, "dtype": array.dtype.str, "shape": list(array.shape), "crc32": crc}
-        )
+        table.append(SectionEntry(name, array.dtype.str, array.shape, crc))
     return table
 
 
 def write_file(
     path: str | Path,
-    meta: Mapping[str, Any],
+    meta: CatalogMeta,
     sections: Mapping[str, NDArray[Any]],
-    table: list[dict[str, Any]],
+    table: Sequence[SectionEntry],
 ) -> None:
     """Writes a catalogue file atomically and durably. Raises CatalogError; then `path` is what it was before."""
     target = os.fspath(path)
@@ -134,9 +168,10 @@ def write_file(
 
 
 def _chunks(
-    meta: Mapping[str, Any], sections: Mapping[str, NDArray[Any]], table: list[dict[str, Any]]
+    meta: CatalogMeta, sections: Mapping[str, NDArray[Any]], table: Sequence[SectionEntry]
 ) -> list[bytes | memoryview]:
-    header = json.dumps({"meta": dict(meta), "sections": table}, separators=(",", ":")).encode()
+    content = {"meta": asdict(meta), "sections": [asdict(entry) for entry in table]}
+    header = json.dumps(content, separators=(",", ":")).encode()
     chunks: list[bytes | memoryview] = []
     end = _PREFIX.size + len(header)
     for array in sections.values():
@@ -157,40 +192,72 @@ def _write_all(descriptor: int, chunk: bytes | memoryview) -> None:
         left = left[os.write(descriptor, left) :]
 
 
-def map_file(path: str | Path) -> MappedFile:
+def map_file(path: str | Path) -> CatalogFile:
     """Maps a catalogue file and checks prefix, header, section table and exact length; reads no content.
 
     Raises:
-        CatalogError: the file is missing, foreign, newer, truncated, too long, or its header is damaged.
+        CatalogError: the file is missing, foreign, newer, truncated, too long, no regular file, or its header is damaged.
     """
+    return _load(path, is_private=False)
+
+
+def read_file(path: str | Path) -> CatalogFile:
+    """As `map_file`, but reads the whole file into private memory; the file may change or go afterwards.
+
+    Raises:
+        CatalogError: as `map_file`, and where memory for the file is lacking or it shrinks while it is read.
+    """
+    return _load(path, is_private=True)
+
+
+def _load(path: str | Path, is_private: bool) -> CatalogFile:
     name = os.fspath(path)
-    try:
-        with open(name, "rb") as file:
+    with open_regular(name, "open the catalogue") as file:
+        try:
             size = os.fstat(file.fileno()).st_size
-            if size < _PREFIX.size:
+            header = _read_header(name, file, size)
+            meta, table = parse_header(name, header)
+            view = memoryview(
+                _copy(name, file.fileno(), size)
+                if is_private
+                else mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+            ).toreadonly()
+        except (OSError, ValueError) as error:
+            if isinstance(error, CatalogError):
+                raise
+            reason = (
+                getattr(error, "strerror", None) or error
+            )  # ValueError: shorter than `size` by now
+            raise CatalogError(f"cannot open the catalogue {name}: {reason}") from error
+    header_end = _PREFIX.size + len(header)
+    sections = _map_sections(name, table, view, header_end)
+    return CatalogFile(name, meta, sections, view, header_end)
+
+
+def _copy(name: str, descriptor: int, size: int) -> mmap.mmap:
+    """The whole file in anonymous memory, which goes back to the system as soon as it is let go."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with memoryview(memory) as target:
+        num_read = 0
+        while num_read < size:
+            with target[num_read:] as rest:
+                num_new = os.preadv(descriptor, [rest], num_read)
+            if not num_new:
                 raise CatalogError(
-                    f"{name} is no catalogue file: it has {size} bytes, a header alone has more"
+                    f"{name} is truncated: it had {size} bytes and lost all behind byte {num_read} while it was read"
                 )
-            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise CatalogError(
-            f"cannot open the catalogue {name}: {error.strerror or error}"
-        ) from error
-    view = memoryview(mapping)
-    header_end = _check_prefix(name, view)
-    try:
-        header = json.loads(bytes(view[_PREFIX.size : header_end]))
-        meta, table = header["meta"], header["sections"]
-        sections = _map_sections(table, view, header_end)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CatalogError(
-            f"{name}: the header is not that of a catalogue ({error}); build it again"
-        ) from error
-    return MappedFile(name, meta, sections, view, header_end)
+            num_read += num_new
+    return memory
 
 
-def _check_prefix(name: str, view: memoryview) -> int:
-    magic, version, header_bytes, file_bytes, crc, reserved = _PREFIX.unpack(view[: _PREFIX.size])
+def _read_header(name: str, file: BinaryIO, size: int) -> bytes:
+    """The header's bytes, checked against the prefix and the file's size. Read, not mapped: a short read is an error."""
+    prefix = file.read(_PREFIX.size)
+    if len(prefix) < _PREFIX.size:
+        raise CatalogError(
+            f"{name} is no catalogue file: it has {len(prefix)} bytes, a header alone has more"
+        )
+    magic, version, header_bytes, file_bytes, crc, reserved = _PREFIX.unpack(prefix)
     if magic != MAGIC:
         raise CatalogError(
             f"{name} is no catalogue file: it starts with {magic!r}, expected {MAGIC!r}"
@@ -200,41 +267,38 @@ def _check_prefix(name: str, view: memoryview) -> int:
             f"{name} has catalogue format {version}, this version of xgr-runtime reads up to {FORMAT_VERSION}; "
             "upgrade xgr-runtime or build the catalogue again with it"
         )
-    if file_bytes != len(view):
-        kind = "truncated" if file_bytes > len(view) else "too long"
-        raise CatalogError(
-            f"{name} is {kind}: its header says {file_bytes} bytes, it has {len(view)}"
-        )
-    end = _PREFIX.size + int(header_bytes)
+    if file_bytes != size:
+        kind = "truncated" if file_bytes > size else "too long"
+        raise CatalogError(f"{name} is {kind}: its header says {file_bytes} bytes, it has {size}")
+    is_too_long = header_bytes > _MAX_HEADER_BYTES or _PREFIX.size + header_bytes > size
+    header = b"" if is_too_long else file.read(header_bytes)
     plain = _PREFIX.pack(magic, version, header_bytes, file_bytes, 0, 0)
-    too_long = header_bytes > _MAX_HEADER_BYTES or end > len(view)
     if (
-        too_long
+        is_too_long
         or reserved
         or version < 1
-        or zlib.crc32(view[_PREFIX.size : end], zlib.crc32(plain)) != crc
+        or len(header) != header_bytes
+        or zlib.crc32(header, zlib.crc32(plain)) != crc
     ):
         raise CatalogError(
             f"{name}: the header is damaged (checksum mismatch); copy or build the catalogue again"
         )
-    return end
+    return header
 
 
 def _map_sections(
-    table: list[dict[str, Any]], view: memoryview, header_end: int
+    name: str, table: list[SectionEntry], view: memoryview, header_end: int
 ) -> dict[str, Section]:
     sections: dict[str, Section] = {}
     end = header_end
     for entry in table:
-        dtype, shape, start = entry["dtype"], entry["shape"], _aligned(end)
-        if dtype not in _DTYPES or entry["name"] in sections or min(shape, default=-1) < 0:
-            raise ValueError(f"section {entry['name']!r} has an illegal entry")
-        count = int(np.prod(shape, dtype=object))
-        end = start + count * np.dtype(dtype).itemsize
+        start = _aligned(end)
+        count = math.prod(entry.shape)
+        end = start + count * np.dtype(entry.dtype).itemsize
         if end > len(view):
-            raise ValueError(f"section {entry['name']!r} ends at byte {end} of {len(view)}")
-        array = np.frombuffer(view, dtype, count, start).reshape(shape)
-        sections[entry["name"]] = Section(array, start, entry["crc32"])
+            raise header_error(name, f"section {entry.name!r} ends at byte {end} of {len(view)}")
+        array = np.frombuffer(view, entry.dtype, count, start).reshape(entry.shape)
+        sections[entry.name] = Section(array, start, entry.crc32)
     if _aligned(end) != len(view):
-        raise ValueError(f"the sections end at byte {_aligned(end)} of {len(view)}")
+        raise header_error(name, f"the sections end at byte {_aligned(end)} of {len(view)}")
     return sections
