@@ -87,7 +87,7 @@ class CatalogStore:
         version stays loaded and the active one active, except in the last case: there the version retired for its slot
         stays retired when allocating or filling the slot fails.
         """
-        catalog = Catalog.open(path)
+        catalog = Catalog.open(path, is_private=True)
         catalog.verify()
         catalog.prepare()
         if max_levels is not None and catalog.num_levels > max_levels:
