@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -221,15 +223,20 @@ def test_cache_keeps_and_counts(tagged: Catalog) -> None:
 
 def test_cache_drops_the_least_recently_used(tagged: Catalog) -> None:
     expressions = [TagExpression.canonical([[tag]]) for tag in TAGS[:3]]
-    size = build_rule_set(tagged, expressions[0]).nbytes
-    cache = RuleCache(2 * size)
+    sizes = [build_rule_set(tagged, expression).nbytes for expression in expressions]
+    size = sizes[0]
+    cache = RuleCache(size + max(sizes))
     kept = cache.get(tagged, expressions[0])
     cache.get(tagged, expressions[1])
     cache.get(tagged, expressions[0])
     cache.get(tagged, expressions[2])
     assert cache.get(tagged, expressions[0]) is kept
     stats = cache.stats
-    assert (stats.num_evictions, stats.num_rule_sets, stats.num_bytes) == (1, 2, 2 * size)
+    assert (stats.num_evictions, stats.num_rule_sets, stats.num_bytes) == (
+        1,
+        2,
+        sizes[0] + sizes[2],
+    )
     small = RuleCache(size - 1)
     assert small.get(tagged, expressions[0]).nbytes == size
     assert (small.stats.num_rule_sets, small.stats.num_bytes) == (0, 0)
@@ -249,4 +256,99 @@ def test_rule_set_bytes_count_shared_arrays_once(tagged: Catalog) -> None:
     rule_set = build_rule_set(tagged, TagExpression())
     edges = sum(len(codes) for codes in tagged.codes)
     per_sid = 4 * tagged.num_sids + tagged.num_servable
-    assert rule_set.nbytes == 5 * edges + per_sid
+    assert tagged.num_sids < tagged.num_servable
+    assert 0 < rule_set.nbytes - (5 * edges + per_sid) < 3000
+    unique = replace(rule_set, sid_count=rule_set.remaining[-1], item_alive=rule_set.alive[-1])
+    assert 0 < rule_set.nbytes - per_sid - unique.nbytes < 500
+
+
+def test_rule_set_bytes_count_the_text(tagged: Catalog) -> None:
+    size = build_rule_set(tagged, TagExpression.canonical([[TAGS[0]]])).nbytes
+    for expression in (
+        TagExpression.canonical([[TAGS[0], "x" * 100_000]]),
+        TagExpression.canonical([[TAGS[0]]], ["x" * 100_000]),
+        TagExpression.canonical([[TAGS[0]]], ["ы" * 50_000]),
+        TagExpression.canonical([["x" * 100_000]]),
+    ):
+        assert size + 100_000 <= build_rule_set(tagged, expression).nbytes < size + 250_000
+
+
+def test_kept_bytes_are_at_least_what_is_held(tmp_path: Path) -> None:
+    """Measured: on a catalogue of four items the objects are most of a rule set."""
+    names = [f"t{number}" for number in range(12)]
+    items = [Item(i, (i, i), tags=tuple(names)) for i in range(4)]
+    catalog = build_items(tmp_path / "c", items, (4, 4))
+    catalog.prepare()
+    cache = RuleCache(1 << 30)
+    cache.get(catalog, TagExpression.canonical([names[:1]]))
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        kept_before = cache.stats.num_bytes
+        for number in range(1, 400):
+            mask = [name for bit, name in enumerate(names) if number >> bit & 1]
+            cache.get(catalog, TagExpression.canonical([mask], ["t11"]))
+        held = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert cache.stats.num_rule_sets == 400
+    kept = cache.stats.num_bytes - kept_before
+    assert held <= kept <= 3 * held
+
+
+def test_unknown_tags_share_one_rule_set(tagged: Catalog) -> None:
+    """Whatever a client invents: no new rule set, and no text of it kept."""
+    cache = RuleCache(1 << 20)
+    everything = cache.get(tagged, TagExpression())
+    some = cache.get(tagged, TagExpression.canonical([[TAGS[1]]], [TAGS[2]]))
+    kept = cache.stats.num_bytes
+    for number in range(50):
+        invented = f"{number}" + "x" * 10_000
+        free = cache.get(tagged, TagExpression.canonical(exclude=[invented, "y"]))
+        assert (free.expression, free.num_unknown_tags, free.reason) == (TagExpression(), 2, "")
+        assert free.alive is everything.alive
+        mixed = TagExpression.canonical([[TAGS[1], invented]], [TAGS[2], invented])
+        narrow = cache.get(tagged, mixed)
+        assert narrow.remaining is some.remaining
+        assert (narrow.num_unknown_tags, narrow.unknown_required) == (1, (invented,))
+    assert (cache.stats.num_rule_sets, cache.stats.num_bytes) == (2, kept)
+    for number in range(50):
+        invented = f"{number}" + "x" * 10_000
+        none = cache.get(tagged, TagExpression.canonical([[invented], [TAGS[number % 4]]], ["z"]))
+        assert not none.item_alive.any()
+        assert (none.num_alive_sids, none.num_unknown_tags) == (0, 1)
+        assert none.unknown_required == (invented,)
+        assert none.reason.endswith(f"required tags {invented[:80]}...")
+    assert cache.stats.num_rule_sets == 3
+    assert cache.stats.num_bytes < 2 * kept
+
+
+def test_many_unknown_tags_make_a_short_reason(tagged: Catalog) -> None:
+    group = [f"{number:03}" for number in range(64)]
+    reason = RuleCache(0).get(tagged, TagExpression.canonical([group])).reason
+    assert reason.endswith("required tags 000, 001, 002, 003, 004, 005, 006, 007, ... (64 in all)")
+
+
+@given(sources(), st.data())
+def test_a_cache_answers_as_a_fresh_build(source: Source, data: st.DataObject) -> None:
+    """Also with a budget of 0 and for tags nobody has."""
+    catalog = build_source(source)
+    names = st.sampled_from([*TAGS, "no:such", "nor:this"])
+    caches = [RuleCache(0), RuleCache(1 << 20)]
+    for _ in range(3):
+        groups = st.lists(st.lists(names, min_size=1, max_size=3), max_size=3)
+        expression = TagExpression.canonical(
+            data.draw(groups), data.draw(st.lists(names, max_size=3))
+        )
+        fresh = build_rule_set(catalog, expression)
+        for cache in caches:
+            got = cache.get(catalog, expression)
+            for one, two in zip(
+                (*got.alive, *got.remaining, got.sid_count, got.item_alive),
+                (*fresh.alive, *fresh.remaining, fresh.sid_count, fresh.item_alive),
+                strict=True,
+            ):
+                assert (one.dtype, one.tolist()) == (two.dtype, two.tolist())
+            for name in ("num_unknown_tags", "unknown_required", "reason"):
+                assert getattr(got, name) == getattr(fresh, name)
+    assert (caches[0].stats.num_rule_sets, caches[0].stats.num_bytes) == (0, 0)

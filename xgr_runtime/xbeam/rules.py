@@ -5,13 +5,18 @@ below it is. Anding per-tag edge bits would not be exact: a node with one leaf t
 with both. A `RuleSet` holds this for one tag expression and is shared by all requests with that expression; beside the
 alive bits it keeps how many alive SIDs each edge has below it. A request's own exclusions then need no walk over the
 catalogue: they count upward along the excluded leaves only, and an edge dies where the count reaches what was left.
+
+Tags are a client's text, so what they cost is bounded: tags that the catalogue does not know change no bit and are left
+out before a rule set is looked up, and a kept rule set is charged for its text as well as for its arrays.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +29,13 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from xgr_runtime.xbeam.catalog import Catalog
+
+# What Python and numpy hold for one array and for one rule set beside their content, measured and rounded up: on a small
+# catalogue that is most of it.
+_ARRAY_BYTES = 160
+_RULE_SET_BYTES = 1024
+_MAX_NAMES = 8
+_MAX_NAME_LENGTH = 80
 
 
 @dataclass(frozen=True)
@@ -45,13 +57,32 @@ class TagExpression:
     def is_empty(self) -> bool:
         return not self.require and not self.exclude
 
+    def known_to(self, catalog: Catalog) -> TagExpression:
+        """The canonical expression of tags the catalogue knows that lets the same items pass.
+
+        An unknown tag matches no item: excluding it takes nothing out, and in a group it adds nothing. A group without
+        any known tag lets nothing pass; then the expression is one empty group, whatever else was asked.
+        """
+        groups = [
+            tuple(tag for tag in group if catalog.tag_positions(tag) is not None)
+            for group in self.require
+        ]
+        if not all(groups):
+            return NOTHING
+        known = [tag for tag in self.exclude if catalog.tag_positions(tag) is not None]
+        return TagExpression.canonical(groups, known)
+
+
+NOTHING = TagExpression(((),))
+
 
 @dataclass(frozen=True)
 class RuleSet:
     """The sub-catalogue of one tag expression. Arrays are shared between requests: never write to them.
 
-    alive: per level bool [edges]. remaining: per level int32 [edges], alive SIDs below the edge. sid_count: int32
-    [num_sids], alive items of each SID. item_alive: bool [num_servable]. num_unknown_tags: excluded tags the catalogue
+    expression: what it holds; from a `RuleCache` without the tags the catalogue does not know. alive: per level bool
+    [edges]. remaining: per level int32 [edges], alive SIDs below the edge. sid_count: int32 [num_sids], alive items of
+    each SID. item_alive: bool [num_servable]. num_unknown_tags: excluded tags the catalogue
     does not know (ignored). unknown_required: required tags it does not know. reason: why nothing can be alive, else "".
     """
 
@@ -70,14 +101,17 @@ class RuleSet:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays, shared ones counted once."""
+        """Bytes of memory: the arrays, shared ones counted once, the text, and an allowance for the objects themselves."""
         arrays: tuple[NDArray[Any], ...] = (
             *self.alive,
             *self.remaining,
             self.sid_count,
             self.item_alive,
         )
-        return sum({id(array): array.nbytes for array in arrays}.values())
+        texts = (*self.expression.exclude, *chain(*self.expression.require), *self.unknown_required)
+        num_text_bytes = sum(map(sys.getsizeof, (*texts, self.reason)))
+        by_id = {id(array): array.nbytes + _ARRAY_BYTES for array in arrays}
+        return sum(by_id.values()) + num_text_bytes + _RULE_SET_BYTES
 
 
 @dataclass(frozen=True)
@@ -98,10 +132,7 @@ def build_rule_set(catalog: Catalog, expression: TagExpression) -> RuleSet:
     A required tag the catalogue does not know matches no item; the other tags of its group still count. A group
     without any known tag leaves nothing alive, and `reason` says so.
     """
-    unknown = {
-        tag for group in expression.require for tag in group if catalog.tag_positions(tag) is None
-    }
-    num_unknown = sum(catalog.tag_positions(tag) is None for tag in expression.exclude)
+    num_unknown, unknown = _unknown_tags(catalog, expression)
     if expression.is_empty:
         return _everything(catalog, expression)
     item_alive = _items_alive(catalog, expression)
@@ -150,11 +181,28 @@ def _items_alive(catalog: Catalog, expression: TagExpression) -> NDArray[np.bool
     return np.ascontiguousarray(alive[: catalog.num_servable])
 
 
+def _unknown_tags(catalog: Catalog, expression: TagExpression) -> tuple[int, set[str]]:
+    """How many excluded tags the catalogue does not know, and which required ones."""
+    num_unknown = sum(catalog.tag_positions(tag) is None for tag in expression.exclude)
+    required = {tag for group in expression.require for tag in group}
+    return num_unknown, {tag for tag in required if catalog.tag_positions(tag) is None}
+
+
 def _reason(expression: TagExpression, unknown: set[str]) -> str:
     for group in expression.require:
         if unknown.issuperset(group):
-            return f"the catalogue knows none of the required tags {', '.join(group) or '(empty group)'}"
+            return f"the catalogue knows none of the required tags {_names(group)}"
     return "no servable item passes the required and excluded tags"
+
+
+def _names(group: tuple[str, ...]) -> str:
+    """The tags of a group for a message, however long and many they are."""
+    cut = [
+        tag if len(tag) <= _MAX_NAME_LENGTH else f"{tag[:_MAX_NAME_LENGTH]}..."
+        for tag in group[:_MAX_NAMES]
+    ]
+    more = [f"... ({len(group)} in all)"] if len(group) > _MAX_NAMES else []
+    return ", ".join([*cut, *more]) or "(empty group)"
 
 
 def clear_exclusions(catalog: Catalog, rule_set: RuleSet, positions: ArrayLike) -> Cleared:
@@ -216,7 +264,7 @@ class RuleCacheStats:
 class RuleCache:
     """Rule sets by (catalogue content, expression), least recently used out first, within a budget of bytes.
 
-    A rule set larger than the whole budget is built and returned but not kept. Safe to use from several threads; two of
+    The budget covers arrays, text and objects; 0 keeps nothing. A rule set larger than the whole budget is built and returned but not kept. Safe to use from several threads; two of
     them may build the same rule set at once, then one copy is kept.
     """
 
@@ -230,7 +278,24 @@ class RuleCache:
         self._num_evictions = 0
 
     def get(self, catalog: Catalog, expression: TagExpression) -> RuleSet:
-        """The rule set of a canonical expression, built when it is not kept."""
+        """The rule set of a canonical expression, built when it is not kept.
+
+        Expressions that differ in tags the catalogue does not know share one; what is said about those tags
+        (`num_unknown_tags`, `unknown_required`, `reason`) is the given expression's, `expression` is the shared one.
+        """
+        known = expression.known_to(catalog)
+        rule_set = self._get(catalog, known)
+        if known == expression:
+            return rule_set
+        num_unknown, unknown = _unknown_tags(catalog, expression)
+        return replace(
+            rule_set,
+            num_unknown_tags=num_unknown,
+            unknown_required=tuple(sorted(unknown)),
+            reason=_reason(expression, unknown) if rule_set.reason else "",
+        )
+
+    def _get(self, catalog: Catalog, expression: TagExpression) -> RuleSet:
         key = (catalog.digest, expression)
         with self._lock:
             found = self._rule_sets.get(key)
