@@ -67,4 +67,13 @@ def shown(value: object) -> str:
     return _SHOWN.repr(value)
 
 
+def printable(text: str, max_characters: int | None = None) -> str:
+    """Text from outside without quotes around it: control characters escaped, and cut when longer than that."""
+    if max_characters is not None and len(text) > max_characters:
+        text = f"{text[: max_characters - 3]}..."
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 _SHOWN = _Shown()

@@ -18,6 +18,7 @@ from tests.service.stand_in import StandInEngine, answer
 from tests.service.strategies import plain, requests
 from xgr_runtime import errors
 from xgr_runtime.config import LimitsConfig, RuntimeConfig
+from xgr_runtime.errors import ConfigError
 from xgr_runtime.service.client import AsyncRecommendClient, RecommendClient
 from xgr_runtime.service.rpc_errors import ServiceError, error_from_rpc
 from xgr_runtime.types import RecRequest, Search
@@ -172,3 +173,9 @@ def test_damaged_details_leave_the_message() -> None:
         error = error_from_rpc(code, "text", trailing)
         assert isinstance(error, errors.InvalidRequest)
         assert error.violations == (("request", "text"),)
+
+
+@pytest.mark.parametrize("target", ["", "\udcff:1", "a\nb:1"])
+def test_text_that_is_no_target_is_refused(target: str) -> None:
+    with pytest.raises(ConfigError, match='a target is "host:port", got'):
+        RecommendClient(target)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -181,15 +182,20 @@ def test_lines_are_answered_in_order(
 
 
 def test_bad_lines_are_answered_in_their_place(
-    target: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    target: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    lines = '{"history_keys": []}\nnonsense\n{"history": [1]}\n{"history_item_ids": [5]}\n'
-    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
-    assert run("--target", target, "--input", "-", "--num-results", "1") == 1
+    path = tmp_path / "requests.jsonl"
+    path.write_text('{"history_keys": []}\nnonsense\n{"history": [1]}\n{"history_item_ids": [5]}\n')
+    with path.open() as lines:
+        monkeypatch.setattr("sys.stdin", lines)
+        assert run("--target", target, "--input", "-", "--num-results", "1") == 1
     replies = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [reply.get("line") for reply in replies] == [None, 2, 3, None]
     assert replies[1]["error"]["code"] == "INVALID_ARGUMENT"
-    assert replies[1]["error"]["message"].startswith("line 2 is not JSON: ")
+    assert replies[1]["error"]["message"].startswith("line 2: is not JSON: ")
     assert replies[2]["error"]["message"].startswith("history: is not a field; known: ")
     assert replies[3]["results"][0]["items"][0]["item_id"] == 5
 
@@ -206,7 +212,104 @@ def test_the_worst_line_decides_the_exit_code(target: str, tmp_path: Path) -> No
 def test_an_input_that_cannot_be_read_is_a_configuration_error(target: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read .*missing\.jsonl: No such file"):
         run("--target", target, "--input", str(tmp_path / "missing.jsonl"))
-    path = tmp_path / "latin1.jsonl"
-    path.write_bytes(b'{"history_keys": ["\xe9"]}\n')
-    with pytest.raises(ConfigError, match="must be UTF-8 text"):
-        run("--target", target, "--input", str(path))
+    with pytest.raises(ConfigError, match=r"cannot read .*: Is a directory"):
+        run("--target", target, "--input", str(tmp_path))
+
+
+BAD_LINES: list[tuple[bytes, str]] = [
+    (b"[" * 100_000, "line {}: is nested too deep"),
+    (b'{"a":' * 100_000, "line {}: is nested too deep"),
+    (b"[" * 700 + b"]" * 700, "request: must be an object, got [[[[[["),
+    (b"7" * 5000, "line {}: has a number of too many digits"),
+    (b'{"history_item_ids": [' + b"7" * 4000 + b"]}", "history_item_ids[0]: must be a 64-bit"),
+    (b'{"history_keys": ["\xe9"]}', "line {}: is not UTF-8: "),
+    (b'\xff\xfe{"history_keys": []}', "line {}: is not UTF-8: "),
+    (b'{"history_keys": [], "history_keys": ["a"]}', "line {}: gives 'history_keys' twice"),
+    (b'{"searches": [{"catalog": "a", "catalog": "b"}]}', "line {}: gives 'catalog' twice"),
+    (b'{"history_keys": ["\\ud800"]}', "history_keys[0]: must be a string of Unicode"),
+    (b'{"request_id": "\\udfff", "history_keys": []}', "request_id: must be a string of"),
+    (b'{"\\ud800": 1}', "'\\ud800': is not a field"),
+    (b'{"\\u001b[31m' + b"x" * 10_000 + b'": 1}', "'\\x1b[31m"),
+    (b'{"history_item_ids": [NaN]}', "history_item_ids[0]: must be a 64-bit whole number"),
+    (b'{"history_sids": [[1e400]]}', "history_sids[0][0]: must be a code"),
+    (b"\x00", "line {}: is not JSON: "),
+    *(
+        (b'{"history_keys": [], "searches": [' + search + b"]}", f"searches[0].{name}: must be a")
+        for search, name in (
+            (b'{"catalog": "\\ud800"}', "catalog"),
+            (b'{"catalog_version": "\\ud800"}', "catalog_version"),
+            (b'{"rules": {"require": [["a", "\\ud800"]]}}', "rules.require[0][1]"),
+            (b'{"rules": {"exclude_tags": ["\\ud800"]}}', "rules.exclude_tags[0]"),
+            (b'{"rules": {"exclude_keys": ["\\ud800"]}}', "rules.exclude_keys[0]"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("from_stdin", [False, True])
+def test_no_line_whatsoever_ends_the_stream(
+    target: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    from_stdin: bool,
+) -> None:
+    good = b'{"history_item_ids": [5]}'
+    path = tmp_path / "requests.jsonl"
+    path.write_bytes(b"\n".join(part for bad, _ in BAD_LINES for part in (bad, good)))
+    with path.open("rb") as lines:
+        monkeypatch.setattr("sys.stdin", lines)
+        name = "-" if from_stdin else str(path)
+        assert run("--target", target, "--input", name, "--concurrency", "3") == 1
+    output = capsys.readouterr().out
+    assert len(output.splitlines()) == 2 * len(BAD_LINES)
+    replies = [json.loads(line) for line in output.splitlines()]
+    assert all(reply["results"][0]["items"][0]["item_id"] == 5 for reply in replies[1::2])
+    for i, ((bad, expected), reply) in enumerate(zip(BAD_LINES, replies[::2], strict=True)):
+        assert reply["line"] == 2 * i + 1
+        assert reply["error"]["code"] == "INVALID_ARGUMENT"
+        message = reply["error"]["message"]
+        assert message.startswith(expected.format(2 * i + 1)), (bad[:80], message)
+        assert len(message) < 500
+        assert message.isprintable()
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_an_output_that_fails_ends_the_stream_at_once(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, concurrency: int
+) -> None:
+    path = tmp_path / "requests.jsonl"
+    path.write_text('{"history_item_ids": [5]}\n' * 300)
+    written: list[str] = []
+
+    class Failing(io.StringIO):
+        def write(self, text: str) -> int:
+            written.append(text)
+            if len(written) > 4:
+                raise BrokenPipeError
+            return len(text)
+
+    monkeypatch.setattr("sys.stdout", Failing())
+    start_s = time.monotonic()
+    with pytest.raises(BrokenPipeError):
+        run("--target", target, "--input", str(path), "--concurrency", str(concurrency))
+    assert time.monotonic() - start_s < 5
+    end = time.monotonic() + 5
+    while any(thread.name == "xgr-client-input" for thread in threading.enumerate()):
+        assert time.monotonic() < end, "the reading thread must end"
+        time.sleep(0.01)
+
+
+def test_no_control_character_reaches_the_terminal(
+    target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--target", target, "--history-ids", "1", "--request-id", "r")
+    assert run(*arguments, "--catalog", "\x1b[2J\x7f\x9b") == 0
+    assert "catalogue \\x1b[2J\\x7f\\x9b v1: " in capsys.readouterr().out
+    assert run(*arguments, "--catalog", "\x1b[2J\x7f\x9b", "--json") == 0
+    text = capsys.readouterr().out
+    assert json.loads(text)["results"][0]["catalog"] == "\x1b[2J\x7f\x9b"
+    assert text.rstrip("\n").isprintable()
+    assert text.isascii()
+    assert run("--target", target, "--history-ids", "1", "--request-id", "\x1b[2J") == 1
+    assert capsys.readouterr().err.rstrip("\n").isprintable()

@@ -283,3 +283,23 @@ def test_exclusions_may_be_a_tuple_or_an_array() -> None:
         request = RecRequest(history_keys=(), searches=(Search(rules=Rules(exclude_item_ids=ids)),))
         exclude = parse(request_to_proto(request)).searches[0].rules.exclude_item_ids
         assert np.asarray(exclude).tolist() == [5, -6]
+
+
+def test_text_that_utf8_cannot_carry_is_refused_by_field() -> None:
+    bad = "\ud800"
+    rules = Rules(require=(("a",), ("b", bad)), exclude_tags=(bad,), exclude_keys=("c", bad))
+    searches = (Search(), Search(catalog=bad, catalog_version=bad, rules=rules))
+    with pytest.raises(InvalidRequest) as caught:
+        request_to_proto(RecRequest(bad, history_keys=("a", bad), searches=searches))
+    assert set(caught.value.violations) == {
+        (field, "must be Unicode characters, got '\\ud800'")
+        for field in (
+            "request_id",
+            "history_keys",
+            "searches[1].catalog",
+            "searches[1].catalog_version",
+            "searches[1].rules.require[1]",
+            "searches[1].rules.exclude_tags",
+            "searches[1].rules.exclude_keys",
+        )
+    }

@@ -12,7 +12,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from xgr_runtime.config import LimitsConfig
-from xgr_runtime.errors import DeadlineExceeded, XgrError
+from xgr_runtime.errors import ConfigError, DeadlineExceeded, XgrError, shown
 from xgr_runtime.service._pb.xgr.v1 import recommend_pb2 as pb
 from xgr_runtime.service._pb.xgr.v1 import recommend_pb2_grpc
 from xgr_runtime.service.rpc_errors import REQUEST_ID_KEY, ServiceError, error_from_rpc
@@ -38,7 +38,7 @@ class RecommendClient:
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
         max_message_bytes: int = DEFAULT_MESSAGE_BYTES,
     ) -> None:
-        self.target = target
+        self.target = check_target(target)
         self._timeout_s = timeout_s
         self._channel = grpc.insecure_channel(target, options=_options(max_message_bytes))
         self._recommend = _stub(self._channel).Recommend
@@ -92,7 +92,7 @@ class AsyncRecommendClient:
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
         max_message_bytes: int = DEFAULT_MESSAGE_BYTES,
     ) -> None:
-        self.target = target
+        self.target = check_target(target)
         self._timeout_s = timeout_s
         self._channel = grpc.aio.insecure_channel(target, options=_options(max_message_bytes))
         self._recommend = _stub(self._channel).Recommend
@@ -120,6 +120,13 @@ class AsyncRecommendClient:
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
+
+
+def check_target(target: str) -> str:
+    """Raises ConfigError for text that cannot be an address."""
+    if not target or not target.isprintable():
+        raise ConfigError(f'a target is "host:port", got {shown(target)}')
+    return target
 
 
 def _options(max_message_bytes: int) -> tuple[tuple[str, int], ...]:

@@ -4,15 +4,51 @@ Unknown fields and wrong types are refused by path, because a misspelt rule that
 """
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from xgr_runtime.service.wire_arrays import Violations, quoted
+from xgr_runtime.errors import shown
+from xgr_runtime.service.wire_arrays import Violations, is_unicode
 from xgr_runtime.types import RecRequest, RecResult, Rules, Search, SearchResult
 
 Reader: TypeAlias = Callable[[Any, str, Violations], Any]
+
+
+def parse_line(line: bytes) -> Any:
+    """The JSON value of a line. Raises ValueError, with a reason for people, for everything else."""
+    try:
+        return json.loads(line.decode(), object_pairs_hook=_object)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8: {error.reason} at byte {error.start}") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"is not JSON: {error}") from error
+    except RecursionError as error:
+        raise ValueError("is nested too deep") from error
+    except _RepeatedName as error:
+        raise ValueError(f"gives {shown(error.name)} twice") from error
+    except ValueError as error:  # Python reads no number of thousands of digits
+        raise ValueError("has a number of too many digits") from error
+
+
+class _RepeatedName(ValueError):
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Python would keep the last of two values and drop the first without a word."""
+    names = dict(pairs)
+    if len(names) != len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise _RepeatedName(name)
+            seen.add(name)
+    return names
 
 
 def request_from_json(data: Any, default_search: Search) -> RecRequest:
@@ -55,11 +91,12 @@ def _read_object(
     data: Any, path: str, readers: Mapping[str, Reader], found: Violations
 ) -> dict[str, Any]:
     if not isinstance(data, dict):
-        found.add(path or "request", f"must be an object, got {quoted(str(data))}")
+        found.add(path or "request", f"must be an object, got {shown(data)}")
         return {}
     values = {}
     for name, value in data.items():
-        field = f"{path}.{name}" if path else name
+        label = name if name.isidentifier() and len(name) <= 64 else shown(name)
+        field = f"{path}.{label}" if path else label
         if name not in readers:
             found.add(field, f"is not a field; known: {', '.join(readers)}")
         elif value is not None:
@@ -75,7 +112,7 @@ def _kind(name: str, accepts: Callable[[Any], bool], default: Any) -> Reader:
     def read(value: Any, field: str, found: Violations) -> Any:
         if accepts(value):
             return value
-        found.add(field, f"must be {name}, got {quoted(str(value))}")
+        found.add(field, f"must be {name}, got {shown(value)}")
         return default
 
     return read
@@ -84,7 +121,7 @@ def _kind(name: str, accepts: Callable[[Any], bool], default: Any) -> Reader:
 def _list(reader: Reader) -> Reader:
     def read(value: Any, field: str, found: Violations) -> Any:
         if not isinstance(value, list):
-            found.add(field, f"must be a list, got {quoted(str(value))}")
+            found.add(field, f"must be a list, got {shown(value)}")
             return ()
         return tuple(reader(element, f"{field}[{i}]", found) for i, element in enumerate(value))
 
@@ -112,7 +149,9 @@ def _search(value: Any, field: str, found: Violations) -> Any:
     return Search(**_read_object(value, field, SEARCH, found))
 
 
-_STRING = _kind("a string", lambda value: isinstance(value, str), "")
+_STRING = _kind(
+    "a string of Unicode characters", lambda v: isinstance(v, str) and is_unicode(v), ""
+)
 _BOOL = _kind("true or false", lambda value: isinstance(value, bool), False)
 _INT = _kind("a whole number", _is_int, 1)
 _INT64 = _kind("a 64-bit whole number", lambda v: _is_int(v) and -(2**63) <= v < 2**63, 0)

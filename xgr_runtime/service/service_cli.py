@@ -10,6 +10,7 @@ import numpy as np
 
 import xgr_runtime
 from xgr_runtime.config import load_config
+from xgr_runtime.errors import shown
 from xgr_runtime.service import client_cli
 from xgr_runtime.service.client import DEFAULT_TIMEOUT_S
 from xgr_runtime.service.server import ServeEnd, serve
@@ -148,7 +149,7 @@ def _int64s(text: str) -> Any:
         return np.array([int(part) for part in _strings(text)], dtype=np.int64)
     except (ValueError, OverflowError) as error:
         raise argparse.ArgumentTypeError(
-            f"must be 64-bit numbers with commas, got {text!r}"
+            f"must be 64-bit numbers with commas, got {shown(text)}"
         ) from error
 
 
@@ -158,13 +159,15 @@ def _sids(text: str) -> Any:
         return np.array(rows, dtype=np.uint32).reshape(len(rows), len(rows[0]) if rows else 0)
     except (ValueError, OverflowError) as error:
         raise argparse.ArgumentTypeError(
-            f"must be semantic ids of one length such as 1-2-3,4-5-6, got {text!r}"
+            f"must be semantic ids of one length such as 1-2-3,4-5-6, got {shown(text)}"
         ) from error
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    if not text.isdecimal() or len(text) > 10 or int(text) < 1:
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number from 1 to 9999999999, got {shown(text)}"
+        )
     return int(text)
 
 
@@ -178,5 +181,5 @@ def _positive(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"must be seconds above 0, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be seconds above 0, got {shown(text)}")
     return value

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from xgr_runtime.config import LimitsConfig
+from xgr_runtime.errors import shown
 from xgr_runtime.service._pb.xgr.v1 import recommend_pb2 as pb
 from xgr_runtime.service.wire_arrays import (
     MAX_LEVELS,
@@ -18,6 +19,7 @@ from xgr_runtime.service.wire_arrays import (
     check_count,
     encode_int64,
     encode_uint32,
+    is_unicode,
     quoted,
     read_int64,
     read_sids,
@@ -81,9 +83,11 @@ def request_from_proto(
 def request_to_proto(request: RecRequest) -> pb.RecommendRequest:
     """The message for a RecRequest; arrays travel as bytes. The deadline travels with the call, not in the message.
 
-    Raises InvalidRequest for numbers that the wire cannot carry.
+    Raises InvalidRequest for numbers and text that the wire cannot carry.
     """
     found = Violations()
+    _check_text(request, found)
+    found.raise_if_any()
     message = pb.RecommendRequest(
         request_id=request.request_id,
         on_overflow=_enum_number(request.on_overflow, ON_OVERFLOW, "on_overflow", found),
@@ -108,6 +112,25 @@ def request_to_proto(request: RecRequest) -> pb.RecommendRequest:
         message.prompt_token_ids.SetInParent()
     found.raise_if_any()
     return message
+
+
+def _check_text(request: RecRequest, found: Violations) -> None:
+    """Protobuf carries UTF-8 alone, which has no halves of surrogate pairs."""
+    texts: dict[str, Iterable[str]] = {
+        "request_id": (request.request_id,),
+        "history_keys": request.history_keys or (),
+    }
+    for i, search in enumerate(request.searches):
+        rules, field = search.rules, f"searches[{i}]"
+        texts[f"{field}.catalog"] = (search.catalog,)
+        texts[f"{field}.catalog_version"] = (search.catalog_version,)
+        texts[f"{field}.rules.exclude_tags"] = rules.exclude_tags
+        texts[f"{field}.rules.exclude_keys"] = rules.exclude_keys
+        texts |= {f"{field}.rules.require[{g}]": group for g, group in enumerate(rules.require)}
+    for field, values in texts.items():
+        wrong = [text for text in values if not is_unicode(text)]
+        if wrong:
+            found.add(field, f"must be Unicode characters, got {shown(wrong[0])}")
 
 
 def _read_inputs(

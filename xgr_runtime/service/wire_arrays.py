@@ -36,6 +36,15 @@ def quoted(text: str) -> str:
     return repr(text if len(text) <= 48 else f"{text[:45]}...")
 
 
+def is_unicode(text: str) -> bool:
+    """Whether UTF-8 can carry a string: JSON and command lines can hold halves of surrogate pairs."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def check_count(count: int, field: str, limit_name: str, limit: int, found: Violations) -> bool:
     """Note a violation and return False when a list is longer than the configuration allows."""
     if count <= limit:
