@@ -22,7 +22,13 @@ from xgr_runtime.errors import ConfigError, EngineClosed
 from xgr_runtime.service._pb.xgr.v1 import recommend_pb2_grpc
 from xgr_runtime.service.client import AsyncRecommendClient, RecommendClient
 from xgr_runtime.service.rpc_errors import ServiceError
-from xgr_runtime.service.server import RecommendServer, ServeEnd, format_address, serve
+from xgr_runtime.service.server import (
+    RecommendServer,
+    ServeEnd,
+    check_address,
+    format_address,
+    serve,
+)
 from xgr_runtime.service.translate import request_to_proto
 from xgr_runtime.types import RecRequest, Search
 
@@ -170,6 +176,14 @@ def test_an_engine_that_stops_during_a_drain_is_told() -> None:
             assert server.servicer.engine_closed.is_set()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 300, "no host", "\x1b[31m"])
+def test_a_host_that_is_none_is_refused(host: str) -> None:
+    with pytest.raises(ConfigError, match="cannot listen on") as caught:
+        check_address(host, 0)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 400
 
 
 def test_addresses() -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import grpc
 
 from xgr_runtime.config import RuntimeConfig
-from xgr_runtime.errors import ConfigError
+from xgr_runtime.errors import ConfigError, printable
 from xgr_runtime.service.health import ServiceHealth
 from xgr_runtime.service.servicer import RecommendServicer, RequestSink, add_to_server
 
@@ -149,9 +149,10 @@ def check_address(host: str, port: int) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
             probe.listen(1)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: text that cannot be the name of a host
+        reason = error.strerror if isinstance(error, OSError) else f"no name of a host ({error})"
         raise ConfigError(
-            f"cannot listen on {format_address(host, port)}: {error.strerror}; "
+            f"cannot listen on {format_address(printable(host, 80), port)}: {reason}; "
             "choose another service.port (0 takes a free one) or service.host"
         ) from error
 
