@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from xgr_runtime.errors import DeviceError
 from xgr_runtime.kvcache.allocator import num_pages_of
 from xgr_runtime.kvcache.layout import KVGroup, KVSpec
 from xgr_runtime.kvcache.shared import SharedKV
@@ -65,3 +66,16 @@ def test_layers_are_views_of_one_allocation() -> None:
 def test_one_level_needs_no_beam_tokens() -> None:
     unshared = UnsharedKV(spec_of(), 8, 1, CPU)
     assert unshared.num_bytes == 0
+
+
+def test_no_room_names_the_bytes_and_the_options() -> None:
+    spec, num_pages = spec_of(torch.float32), 1 << 42
+    num_bytes = num_pages * 16 * (2 * 3 * 2 * 8 * 4)
+    with pytest.raises(
+        DeviceError, match=rf"cpu has no room for {num_bytes} bytes .*; lower cache.num_pages"
+    ):
+        SharedKV(spec, num_pages, 16, CPU)
+    with pytest.raises(DeviceError, match=r"has no room .*; lower scheduler.max_batch_rows"):
+        UnsharedKV(spec, num_pages, 3, CPU)
+    with pytest.raises(DeviceError, match="has no room"):  # more bytes than 63 bits count
+        SharedKV(spec, 1 << 60, 16, CPU)

@@ -11,7 +11,14 @@ from typing import Literal
 
 import torch
 
+from xgr_runtime.errors import DeviceError
 from xgr_runtime.kvcache.allocator import num_pages_of
+
+# placement: the options that its size follows
+_OPTIONS = {
+    "paged": "cache.num_pages, or scheduler.max_batch_tokens where that is 0",
+    "rows": "scheduler.max_batch_rows",
+}
 
 
 @dataclass(frozen=True)
@@ -68,9 +75,16 @@ class KVSpec:
 def allocate_storage(
     group: KVGroup, num_blocks: int, tokens_per_block: int, device: torch.device
 ) -> torch.Tensor:
-    """Zeroed memory of a group on the device."""
-    return torch.zeros(
-        group.storage_shape(num_blocks, tokens_per_block),
-        dtype=group.dtype,
-        device=device,
-    )
+    """Zeroed memory of a group on the device. Raises DeviceError when there is no room for it."""
+    shape = group.storage_shape(num_blocks, tokens_per_block)
+    try:
+        return torch.zeros(shape, dtype=group.dtype, device=device)
+    except (
+        MemoryError,
+        RuntimeError,
+    ) as error:  # torch has no one error for it: each device's allocator its own
+        num_bytes = num_blocks * tokens_per_block * group.bytes_per_token
+        raise DeviceError(
+            f"{device} has no room for {num_bytes} bytes of keys and values ({group.name}: {num_blocks} blocks of "
+            f"{tokens_per_block} tokens); lower {_OPTIONS[group.placement]}"
+        ) from error
