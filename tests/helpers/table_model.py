@@ -102,6 +102,7 @@ class TableRecModel:
     """See the head of the file; satisfies `RecModel`."""
 
     first_scores_from: Literal["context", "step"] = "context"
+    max_positions = 2**31
 
     def __init__(self, table: LogitTable) -> None:
         self.table = table

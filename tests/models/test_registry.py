@@ -163,6 +163,7 @@ def test_pickle_files_are_never_opened(qwen3: Path, tmp_path: Path) -> None:
         "num_key_value_heads",
         "rms_norm_eps",
         "hidden_act",
+        "max_position_embeddings",
     ],
 )
 def test_missing_keys(qwen3: Path, tmp_path: Path, key: str) -> None:
@@ -228,6 +229,61 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         },
         ("sliding-window and other sparse attention is not supported",),
     ),
+    "sliding-window-from-text": (
+        {
+            "layer_types": ...,
+            "use_sliding_window": True,
+            "sliding_window": 8,
+            "max_window_layers": "x",
+        },
+        ("max_window_layers must be an integer of at least 0, got 'x'",),
+    ),
+    "sliding-window-list": (
+        {"layer_types": ..., "use_sliding_window": True, "sliding_window": [8]},
+        ("sliding_window must be an integer of at least 0, got [8]",),
+    ),
+    "layer-types-number": ({"layer_types": 5}, ("layer_types must be a list of names, got 5",)),
+    "layer-types-text": (
+        {"layer_types": "full_attention"},
+        ("layer_types must be a list of names, got 'full_attention'",),
+    ),
+    "layer-types-lists": (
+        {"layer_types": ["full_attention", ["full_attention"]]},
+        ("layer_types must be a list of names, got ['full_attention', ['full_attention']]",),
+    ),
+    "layer-types-none-named": (
+        {"layer_types": []},
+        ("layer_types must name each of the 2 layers (num_hidden_layers), got 0 names",),
+    ),
+    "layer-types-too-few": (
+        {"layer_types": ["full_attention"]},
+        ("layer_types must name each of the 2 layers (num_hidden_layers), got 1 names",),
+    ),
+    "layer-types-too-many": (
+        {"layer_types": ["full_attention"] * 3},
+        ("layer_types must name each of the 2 layers (num_hidden_layers), got 3 names",),
+    ),
+    "architecture-list": (
+        {"architectures": [["Qwen3ForCausalLM"]]},
+        ("architectures must name one of Qwen3ForCausalLM", "got [['Qwen3ForCausalLM']]"),
+    ),
+    "architecture-object": ({"architectures": [{}]}, ("architectures must name one of", "[{}]")),
+    "architecture-number": ({"architectures": [5]}, ("architectures must name one of", "[5]")),
+    "activation-list": ({"hidden_act": ["silu"]}, ("hidden_act must be 'silu', got ['silu']",)),
+    "rope-type-list": (
+        {"rope_parameters": {"rope_type": ["default"], "rope_theta": 1e4}},
+        ("rope_parameters asks for rope type ['default']",),
+    ),
+    "rope-text": ({"rope_parameters": "default"}, ("rope_parameters must be an object",)),
+    "rope-theta-infinite": (
+        {"rope_parameters": {"rope_type": "default", "rope_theta": float("inf")}},
+        ("rope_theta must be a positive number, got inf",),
+    ),
+    "eps-nan": ({"rms_norm_eps": float("nan")}, ("rms_norm_eps must be a positive number",)),
+    "no-positions": (
+        {"max_position_embeddings": 0},
+        ("max_position_embeddings must be a positive integer, got 0",),
+    ),
     "activation": ({"hidden_act": "gelu"}, ("hidden_act must be 'silu', got 'gelu'",)),
     "quantised": (
         {"quantization_config": {"quant_method": "awq"}},
@@ -249,7 +305,10 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"vocab_size": 100},
         ("'model.embed_tokens.weight'", "shape [100, 32]", f"got [{VOCAB}, 32]"),
     ),
-    "more-layers": ({"num_hidden_layers": 3}, ("lacks tensor 'model.layers.2.",)),
+    "more-layers": (
+        {"num_hidden_layers": 3, "layer_types": ...},
+        ("lacks tensor 'model.layers.2.",),
+    ),
     "fewer-layers": (
         {"num_hidden_layers": 1, "layer_types": ...},
         ("does not use: model.layers.1.", "and 6 more"),
@@ -355,3 +414,35 @@ def test_index_without_a_map(sharded: Path) -> None:
 def test_a_missing_shard(sharded: Path) -> None:
     sorted(sharded.glob("*.safetensors"))[2].unlink()
     refuse(sharded, "which does not exist in")
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["vocab_size", "num_hidden_layers", "head_dim", "max_position_embeddings", "rms_norm_eps"],
+)
+def test_numbers_of_thousands_of_digits_are_named_by_key(
+    qwen3: Path, tmp_path: Path, key: str
+) -> None:
+    folder = copy(qwen3, tmp_path)
+    edit_config(folder, **{key: "HERE"})
+    path = folder / "config.json"
+    path.write_text(path.read_text().replace('"HERE"', "9" * 5000))
+    refuse(folder, str(path), f"{key} must be a positive", "got '9999", "9999'")
+
+
+def test_numbers_of_thousands_of_digits_that_nobody_reads(qwen3: Path, tmp_path: Path) -> None:
+    folder = copy(qwen3, tmp_path)
+    edit_config(folder, unknown_key="HERE")
+    path = folder / "config.json"
+    path.write_text(path.read_text().replace('"HERE"', "9" * 5000))
+    load(folder)
+
+
+def test_a_path_that_no_folder_has() -> None:
+    refuse(Path("a\0b"), "cannot read 'a\\x00b/config.json'")
+
+
+def test_not_finite_weights_are_refused_by_name(qwen3: Path, tmp_path: Path) -> None:
+    folder, name = copy(qwen3, tmp_path), "model.layers.1.mlp.down_proj.weight"
+    edit_tensors(folder, lambda tensors: tensors[name][3, 5].fill_(torch.nan))
+    refuse(folder, f"tensor {name!r} in {folder / 'model.safetensors'} must be finite, got NaN")

@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 
 import torch
 
+from xgr_runtime.errors import ConfigError
 from xgr_runtime.hal.bound import BoundOps
 from xgr_runtime.kvcache.layout import KVSpec
 from xgr_runtime.kvcache.shared import SharedKV
@@ -90,6 +91,11 @@ class RecModel(Protocol):
     @property
     def vocab_size(self) -> int: ...
     @property
+    def max_positions(self) -> int:
+        """Positions 0 .. max_positions - 1 are those the model was made for; beyond them its answers mean nothing."""
+        ...
+
+    @property
     def first_scores_from(self) -> Literal["context", "step"]:
         """Whether round 0 scores the hidden states of `context`, or those of a first `step`."""
         ...
@@ -104,3 +110,17 @@ class RecModel(Protocol):
     def step(self, ops: BoundOps, inputs: StepInputs, kv: KVCaches) -> torch.Tensor:
         """Write one own token per row; hidden_NM after the final norm. Padding rows hold anything."""
         ...
+
+
+def check_positions(model: RecModel, max_prompt_tokens: int, num_levels: int) -> None:
+    """Raise ConfigError when the longest prompt and the codes fed back after it leave the model's positions.
+
+    The last level's codes are never fed back, hence num_levels - 1 positions after the prompt.
+    """
+    num_positions = max_prompt_tokens + num_levels - 1
+    if num_positions > model.max_positions:
+        raise ConfigError(
+            f"limits.max_prompt_tokens must be at most {model.max_positions - num_levels + 1}, got {max_prompt_tokens}: "
+            f"the model has {model.max_positions} positions (max_position_embeddings in its config.json), and "
+            f"{num_levels} levels take {num_levels - 1} after the prompt"
+        )

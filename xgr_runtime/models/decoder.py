@@ -52,6 +52,7 @@ class Decoder:
         self.config = config
         self.hidden_size = config.hidden_size
         self.vocab_size = config.vocab_size
+        self.max_positions = config.max_positions
         self.head = head
         self.kv_spec = _kv_spec(config, embedding_VM.dtype, parallel)
         self._embedding_VM = embedding_VM

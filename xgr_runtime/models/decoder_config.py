@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from xgr_runtime.errors import CheckpointError
+from xgr_runtime.errors import CheckpointError, shown
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """The numbers of one decoder."""
+    """The numbers of one decoder. max_positions: positions it was made for, from 0."""
 
     vocab_size: int
     hidden_size: int
@@ -23,6 +23,7 @@ class DecoderConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    max_positions: int
     eps: float
     rope_theta: float
     is_tied: bool
@@ -70,6 +71,7 @@ def parse_decoder_config(raw: Mapping[str, Any], architecture: str, source: str)
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=_head_dim(fields, hidden_size, num_heads),
+        max_positions=fields.count("max_position_embeddings"),
         eps=fields.number("rms_norm_eps"),
         rope_theta=_rope_theta(fields),
         is_tied=fields.flag("tie_word_embeddings"),
@@ -96,21 +98,34 @@ class _Fields:
         value = self.get(name)
         if type(value) is not int or value < 1:
             raise CheckpointError(
-                f"{self.source}: {name} must be a positive integer, got {value!r}"
+                f"{self.source}: {name} must be a positive integer, got {shown(value)}"
             )
         return value
+
+    def whole(self, name: str) -> int:
+        """A count that may be 0, and is 0 where it is left out."""
+        value = self.raw.get(name)
+        if value is not None and (type(value) is not int or value < 0):
+            raise CheckpointError(
+                f"{self.source}: {name} must be an integer of at least 0, got {shown(value)}"
+            )
+        return value or 0
 
     def number(self, name: str) -> float:
         value = self.get(name)
         if type(value) not in (int, float) or not 0.0 < value < float("inf"):
-            raise CheckpointError(f"{self.source}: {name} must be a positive number, got {value!r}")
+            raise CheckpointError(
+                f"{self.source}: {name} must be a positive number, got {shown(value)}"
+            )
         return float(value)
 
     def flag(self, name: str) -> bool:
         """A switch that the format leaves out when it is off."""
         value = self.raw.get(name, False)
         if type(value) is not bool:
-            raise CheckpointError(f"{self.source}: {name} must be true or false, got {value!r}")
+            raise CheckpointError(
+                f"{self.source}: {name} must be true or false, got {shown(value)}"
+            )
         return value
 
 
@@ -122,12 +137,10 @@ def _refuse_unsupported(fields: _Fields) -> None:
             "use the bf16, fp16 or fp32 one"
         )
     if fields.get("hidden_act") != "silu":
-        raise CheckpointError(f"{source}: hidden_act must be 'silu', got {raw['hidden_act']!r}")
-    layer_types = raw.get("layer_types")
-    other = {str(name) for name in layer_types or ()} - {"full_attention"}
-    if layer_types is None and fields.flag("use_sliding_window") and raw.get("sliding_window"):
-        is_used = (raw.get("max_window_layers") or 0) < fields.count("num_hidden_layers")
-        other = {"sliding_attention"} if is_used else set()
+        raise CheckpointError(
+            f"{source}: hidden_act must be 'silu', got {shown(raw['hidden_act'])}"
+        )
+    other = _sparse_layers(fields)
     if other:
         raise CheckpointError(
             f"{source}: every layer must be 'full_attention', got {', '.join(sorted(other))} "
@@ -135,8 +148,27 @@ def _refuse_unsupported(fields: _Fields) -> None:
         )
     if raw.get("partial_rotary_factor", 1.0) != 1.0:
         raise CheckpointError(
-            f"{source}: partial_rotary_factor must be 1, got {raw['partial_rotary_factor']!r}"
+            f"{source}: partial_rotary_factor must be 1, got {shown(raw['partial_rotary_factor'])}"
         )
+
+
+def _sparse_layers(fields: _Fields) -> set[str]:
+    """What config.json asks for besides full attention: layer by layer, or from one layer on where it is older."""
+    num_layers, names = fields.count("num_hidden_layers"), fields.raw.get("layer_types")
+    if names is not None:
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise CheckpointError(
+                f"{fields.source}: layer_types must be a list of names, got {shown(names)}"
+            )
+        if len(names) != num_layers:
+            raise CheckpointError(
+                f"{fields.source}: layer_types must name each of the {num_layers} layers (num_hidden_layers), "
+                f"got {len(names)} names"
+            )
+        return set(names) - {"full_attention"}
+    is_windowed = fields.flag("use_sliding_window") and fields.whole("sliding_window") > 0
+    is_used = is_windowed and fields.whole("max_window_layers") < num_layers
+    return {"sliding_attention"} if is_used else set()
 
 
 def _head_dim(fields: _Fields, hidden_size: int, num_heads: int) -> int:
@@ -174,15 +206,15 @@ def _unscaled_rope(fields: _Fields, name: str) -> Mapping[str, Any]:
     if parameters is None:
         return {}
     if not isinstance(parameters, dict):
-        raise CheckpointError(f"{source}: {name} must be an object, got {parameters!r}")
+        raise CheckpointError(f"{source}: {name} must be an object, got {shown(parameters)}")
     rope_type = parameters.get("rope_type", parameters.get("type", "default"))
     if rope_type != "default":
         raise CheckpointError(
-            f"{source}: {name} asks for rope type {rope_type!r}; only 'default' (unscaled) is supported"
+            f"{source}: {name} asks for rope type {shown(rope_type)}; only 'default' (unscaled) is supported"
         )
     known = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
     if parameters.keys() - known or parameters.get("partial_rotary_factor", 1.0) != 1.0:
         raise CheckpointError(
-            f"{source}: {name} must hold rope_type 'default' and rope_theta only, got {parameters!r}"
+            f"{source}: {name} must hold rope_type 'default' and rope_theta only, got {shown(parameters)}"
         )
     return parameters

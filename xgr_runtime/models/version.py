@@ -3,16 +3,25 @@
 import hashlib
 from pathlib import Path
 
+from xgr_runtime.errors import CheckpointError
+from xgr_runtime.models.checkpoint_files import CONFIG_FILE, find_weight_files
+
 _CHUNK_BYTES = 1 << 22
 
 
 def checkpoint_digest(path: str | Path) -> str:
-    """12 hexadecimal digits over config.json and every safetensors file of a model directory, names included."""
+    """12 hexadecimal digits over config.json and the safetensors files that are loaded, names included.
+
+    Raises CheckpointError.
+    """
     folder = Path(path)
     digest = hashlib.sha256()
-    for file in [folder / "config.json", *sorted(folder.glob("*.safetensors"))]:
-        digest.update(file.name.encode())
-        with file.open("rb") as stream:
-            while chunk := stream.read(_CHUNK_BYTES):
-                digest.update(chunk)
+    for name in (CONFIG_FILE, *find_weight_files(folder).names):
+        digest.update(name.encode())
+        try:
+            with (folder / name).open("rb") as stream:
+                while chunk := stream.read(_CHUNK_BYTES):
+                    digest.update(chunk)
+        except OSError as error:
+            raise CheckpointError(f"cannot read {folder / name}: {error.strerror}") from error
     return digest.hexdigest()[:12]
