@@ -13,8 +13,10 @@ from xgr_runtime.xbeam.catalog_build import build_catalog_from_jsonl
 from xgr_runtime.xbeam.catalog_input import refuse_overwrite, shown
 from xgr_runtime.xbeam.token_map import read_token_map
 
-_ITEM_HELP = "JSONL, one item a line: 'sid' (list of codes) and 'item_id' or 'key'; optional 'title', 'weight', 'tags', 'servable'"
-
+_ITEM_HELP = (
+    "JSONL, one item a line: 'sid' (list of codes) and 'item_id' or 'key'; optional 'title', 'weight', 'tags', 'servable'; "
+    "keys and tags have at most 4,096 bytes, tags no control characters"
+)
 _MAX_DIGITS = 10
 
 
@@ -52,7 +54,10 @@ def add_parser(subparsers: Any) -> None:
     build.add_argument(
         "--id-field", default="item_id", help="field with the id (default: item_id, else id)"
     )
-    build.add_argument("--version", help="name of this version (default: a digest of the content)")
+    build.add_argument(
+        "--version",
+        help="name of this version, 1 to 128 printable characters (default: a digest of the content)",
+    )
     build.set_defaults(handler=run_build)
 
     info = commands.add_parser("info", help="print what a catalogue file holds (reads the header)")
