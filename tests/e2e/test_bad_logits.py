@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from tests.helpers.catalogs import contiguous_tokens, random_catalog
 from tests.helpers.engines import (
@@ -24,7 +24,10 @@ from tests.helpers.engines import (
 from tests.helpers.oracle import Catalog, Item
 from tests.helpers.tiny_models import TinyShape, write_tiny_model
 from xgr_runtime.config import SchedulerConfig
+from xgr_runtime.hal.cpu import CpuDevice
+from xgr_runtime.models.registry import load_model
 from xgr_runtime.types import NORMALIZATIONS, RecRequest, Rules, Search
+from xgr_runtime.xschedule.engine import Engine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,14 +43,22 @@ TOGETHER = SchedulerConfig(
 )
 
 
-def poisoned_model(folder: Path, rows: Sequence[int], value: float, name: str) -> Path:
-    """An untied model with one bad number in some rows of its embedding or head."""
-    write_tiny_model(folder, "qwen3", TinyShape(vocab_size=VOCAB))
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    tensors[name][list(rows), 0] = value
-    save_file(tensors, file, metadata={"format": "pt"})
-    return folder
+@dataclass(frozen=True)
+class Poison:
+    """One bad number in some rows of the embedding or the head; no checkpoint that holds one is loaded, so in memory."""
+
+    rows: Sequence[int]
+    value: float
+    where: Literal["embedding", "head"] = "embedding"
+
+    def put_into(self, model: Any) -> None:
+        weight_VM = model.head.weight_VM if self.where == "head" else model._embedding_VM
+        weight_VM[list(self.rows), 0] = self.value
+
+
+def write_model(folder: Path) -> Path:
+    """An untied model."""
+    return write_tiny_model(folder, "qwen3", TinyShape(vocab_size=VOCAB))
 
 
 def catalog_without(bad_code: int) -> Catalog:
@@ -58,9 +69,11 @@ def catalog_without(bad_code: int) -> Catalog:
 
 
 def recommend(
-    config: RuntimeConfig, requests: Sequence[RecRequest]
+    config: RuntimeConfig, requests: Sequence[RecRequest], poison: Poison
 ) -> tuple[list[RecResult], Recording, Any]:
-    with make_engine(config) as engine:
+    model = load_model(config.model.path, torch.device("cpu"), torch.float32)
+    with Engine(config, CpuDevice(), model, "poisoned") as engine:
+        poison.put_into(model)
         recording = record_batches(engine)
         replies = engine.recommend(requests)
         return replies, recording, loaded_catalog(engine)
@@ -73,7 +86,7 @@ def test_a_bad_history_fails_alone(
 ) -> None:
     catalog = catalog_without(0)
     bad_tokens = [catalog.token_of[level][0] for level in range(3)]
-    folder = poisoned_model(tmp_path / "model", bad_tokens, value, "model.embed_tokens.weight")
+    folder = write_model(tmp_path / "model")
     oracle = Oracle(folder, catalog.keep(lambda item: item.item_id != 9999))
     file = write_catalog(tmp_path / "items.xgr", catalog)
     ids = [item.item_id for item in oracle.catalog.items]
@@ -87,7 +100,9 @@ def test_a_bad_history_fails_alone(
     histories = {"a": ids[:4], "bad": [ids[0], 9999, ids[1]], "b": ids[4:5], "c": ids[5:11]}
     requests = [request_of(name, history, search) for name, history in histories.items()]
     replies, recording, product = recommend(
-        make_config(folder, {"main": file}, scheduler=TOGETHER), requests
+        make_config(folder, {"main": file}, scheduler=TOGETHER),
+        requests,
+        Poison(bad_tokens, value),
     )
     assert recording.of("a")[0] is recording.of("bad")[0]
     for (name, history), reply in zip(histories.items(), replies, strict=True):
@@ -108,12 +123,7 @@ def test_the_round_is_named(tmp_path: Path, bad_level: int) -> None:
     catalog = random_catalog(4, 300, token_of)
     by_id = items_of(catalog)
     bad_code = 5
-    folder = poisoned_model(
-        tmp_path / "model",
-        [token_of[bad_level][bad_code]],
-        np.nan,
-        "model.embed_tokens.weight",
-    )
+    folder = write_model(tmp_path / "model")
     file = write_catalog(tmp_path / "items.xgr", catalog)
     ids = [i for i, item in by_id.items() if item.servable and item.sid[bad_level] != bad_code]
     everything = Search(beam_width=500, num_results=10)
@@ -132,7 +142,9 @@ def test_the_round_is_named(tmp_path: Path, bad_level: int) -> None:
         request_of("mate", ids[3:8], spared),
     ]
     replies, recording, product = recommend(
-        make_config(folder, {"main": file}, scheduler=TOGETHER), requests
+        make_config(folder, {"main": file}, scheduler=TOGETHER),
+        requests,
+        Poison([token_of[bad_level][bad_code]], np.nan),
     )
     (failed,) = replies[0].results
     assert failed.status == "failed"
@@ -145,16 +157,17 @@ def test_the_round_is_named(tmp_path: Path, bad_level: int) -> None:
 def test_only_a_normaliser_that_reads_the_bad_logit_fails(tmp_path: Path) -> None:
     """A NaN row of the head behind no code of the catalogue: `vocab` reads it, the others do not."""
     catalog = random_catalog(6, 200, contiguous_tokens([8, 8, 8], 2))
-    folder = poisoned_model(tmp_path / "model", [VOCAB - 1], np.nan, "lm_head.weight")
-    clean = write_tiny_model(tmp_path / "clean", "qwen3", TinyShape(vocab_size=VOCAB))
-    oracle = Oracle(clean, catalog)
+    folder = write_model(tmp_path / "model")
+    oracle = Oracle(folder, catalog)
     file = write_catalog(tmp_path / "items.xgr", catalog)
     history = [catalog.items[0].item_id]
     requests = [
         request_of(n, history, Search(beam_width=9, num_results=99, normalization=n))
         for n in NORMALIZATIONS
     ]
-    replies, recording, product = recommend(make_config(folder, {"main": file}), requests)
+    replies, recording, product = recommend(
+        make_config(folder, {"main": file}), requests, Poison([VOCAB - 1], np.nan, "head")
+    )
     for request, reply in zip(requests, replies, strict=True):
         (result,) = reply.results
         if request.request_id == "vocab":
@@ -168,7 +181,7 @@ def test_a_code_whose_logit_is_minus_infinity_is_dropped(tmp_path: Path) -> None
     """-inf is no failure: the child does not exist, and the rest is normalised without it."""
     token_of = contiguous_tokens([8, 8, 8], 2)
     catalog = random_catalog(9, 300, token_of)
-    folder = write_tiny_model(tmp_path / "model", "qwen3", TinyShape(vocab_size=VOCAB))
+    folder = write_model(tmp_path / "model")
     file = write_catalog(tmp_path / "items.xgr", catalog)
     history = [item.item_id for item in catalog.items[:3]]
     search = Search(beam_width=500, num_results=2000, normalization="level")
