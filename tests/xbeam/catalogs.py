@@ -37,6 +37,23 @@ class Source(NamedTuple):
     num_codes: tuple[int, ...]
 
 
+def build_full(path: Path) -> None:
+    """A catalogue with every kind of section."""
+    build_catalog(
+        path,
+        sids=[[0, 1], [0, 1], [1, 2], [2, 0], [1, 1]],
+        item_ids=[7, -3, 2**60, 4, 5],
+        keys=["k7", "k-3", None, "ключ", "k5"],
+        titles=["seven", "", "big", "четыре", "five"],
+        weights=[0.5, 1.5, 0, 0, 0],
+        servable=[True, True, True, True, False],
+        tags=[["a"], ["a", "b"], [], ["c"], ["b"]],
+        num_codes=[3, 3],
+        token_offsets=[10, 13],
+        version="v1",
+    )
+
+
 def build_items(path: Path, items: Sequence[Item], num_codes: Sequence[int]) -> Catalog:
     """Builds, opens and verifies; tokens start at 10 and levels do not overlap."""
     build_catalog(
