@@ -65,6 +65,7 @@ class LimitsConfig:
     max_prompt_tokens: int = 4096
     max_exclusions: int = 20000
     max_tags: int = 64
+    max_tag_length: int = 256
     max_message_bytes: int = 4 * 1024 * 1024
     max_request_id_length: int = 128
 

@@ -22,8 +22,10 @@ RANGES: dict[str, tuple[float, float]] = {
     "limits.max_prompt_tokens": (1, 2**20),
     "limits.max_exclusions": (1, 2**24),
     "limits.max_tags": (1, 2**20),
+    "limits.max_tag_length": (1, 2**16),
     "limits.max_message_bytes": (1024, 2**31 - 1),
-    "limits.max_request_id_length": (1, 4096),
+    # Every UUID fits, and so do the ids that the service makes; longer ones would not fit the trailers of a reply.
+    "limits.max_request_id_length": (36, 1024),
     "scheduler.max_queue": (1, 2**20),
     "scheduler.max_batch_histories": (1, 2**12),
     "scheduler.max_batch_tokens": (1, 2**20),

@@ -21,6 +21,7 @@ RAISED = {
     "InvalidRequest": errors.InvalidRequest(
         [("history_item_ids[1]", "unknown item"), ("searches[0].beam_widths", "expected 3")]
     ),
+    "ControlCharacters": errors.InvalidRequest([("field\x1b", "\x1b[31m\nsecond line")]),
     "Overloaded": errors.Overloaded("8 requests are waiting"),
     "DeadlineExceeded": errors.DeadlineExceeded("too late by 2 ms"),
     "EngineClosed": errors.EngineClosed("closed"),

@@ -228,10 +228,13 @@ def test_errors_that_need_the_catalogue_name_the_field(world: World, engine: Eng
                     await client.recommend(request)
             skipped = await client.recommend(RecRequest(history_item_ids=ids))
             assert (skipped.num_history_used, skipped.num_history_unknown) == (1, 1)
-            unknown = Search(rules=Rules(require=(("no such tag",),)))
+            unknown = Search(rules=Rules(require=(("no such tag\x1b[31m" + "x" * 240,),)))
             empty = await client.recommend(RecRequest(history_keys=(), searches=(unknown,)))
             assert (empty.results[0].status, empty.results[0].num_items) == ("ok", 0)
-            assert empty.results[0].reason
+            reason = empty.results[0].reason
+            assert "no such tag\\x1b[31mxxx" in reason
+            assert reason.isprintable()
+            assert len(reason) <= 210
 
     asyncio.run(drive())
     wait_until_idle(engine)

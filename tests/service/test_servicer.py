@@ -16,12 +16,19 @@ from tests.service.running import running, with_free_port
 from tests.service.stand_in import StandInEngine, answer
 from tests.service.strategies import plain
 from xgr_runtime.config import LimitsConfig, RuntimeConfig
+from xgr_runtime.config_check import RANGES
 from xgr_runtime.service._pb.xgr.v1 import recommend_pb2 as pb
 from xgr_runtime.service._pb.xgr.v1 import recommend_pb2_grpc, status_pb2
-from xgr_runtime.service.translate_result import result_from_proto
+from xgr_runtime.service.rpc_errors import ServiceError, error_from_rpc
+from xgr_runtime.service.translate import request_from_proto
+from xgr_runtime.service.translate_result import result_from_proto, result_to_proto
+from xgr_runtime.service.wire_arrays import Violations
+from xgr_runtime.xschedule.request_check import check_request
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    from xgr_runtime.types import RecRequest
 
 HISTORY = pb.Int64Values(values=[10, 20])
 METHOD = "/xgr.v1.RecommendService/Recommend"
@@ -231,7 +238,7 @@ def test_a_thousand_violations_still_fit_the_trailers() -> None:
         assert found[-1] == ("", f"and {1000 - (len(found) - 1)} more violations")
         assert len(error.details().encode()) <= 1024
 
-    with_stub(test, RuntimeConfig(limits=LimitsConfig(max_tags=5000)))
+    with_stub(test, RuntimeConfig(limits=LimitsConfig(max_tags=5000, max_tag_length=500)))
 
 
 def test_bytes_that_are_no_message_are_an_invalid_argument() -> None:
@@ -245,7 +252,9 @@ def test_bytes_that_are_no_message_are_an_invalid_argument() -> None:
     with_stub(test)
 
 
-def test_messages_beyond_the_limit_are_refused_both_ways() -> None:
+def test_messages_beyond_the_limit_are_refused_both_ways(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     config = RuntimeConfig(limits=LimitsConfig(max_message_bytes=4096))
 
     async def test(channel: Any, engine: StandInEngine) -> None:
@@ -253,13 +262,92 @@ def test_messages_beyond_the_limit_are_refused_both_ways() -> None:
         message.history_item_ids.values.extend([2**62] * 1000)
         error: Any = await failure(channel, message)
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        large = request()
+        large = request(request_id="large")
         large.searches[0].num_results = 1000
         error = await failure(channel, large)
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        size = answer_size(engine.requests[-1])
+        text = (
+            f"the reply has {size} bytes, more than limits.max_message_bytes = 4096; ask for fewer"
+        )
+        assert error.details().startswith(text)
+        assert metadata_of(error.trailing_metadata())["x-xgr-reason"] == "REPLY_TOO_LARGE"
+        raised = error_from_rpc(error.code(), error.details(), tuple(error.trailing_metadata()))
+        assert isinstance(raised, ServiceError)
         await call(channel, request())
 
+    caplog.set_level(logging.INFO)
     with_stub(test, config)
+    (record,) = [r for r in caplog.records if "large" in r.getMessage()]
+    assert record.exc_info is None
+    assert record.getMessage().startswith("request large RESOURCE_EXHAUSTED in ")
+    assert not [r for r in caplog.records if r.levelno > logging.INFO or r.exc_info]
+
+
+@pytest.mark.parametrize("excess", [-1, 0, 1])
+def test_the_largest_reply_is_the_limit_itself(excess: int) -> None:
+    message = request(request_id="r")
+    message.searches[0].num_results = 500
+    parsed = request_from_proto(message, LimitsConfig(), "r", None, Violations())
+    limit = answer_size(parsed) - excess
+
+    async def test(channel: Any, engine: StandInEngine) -> None:
+        if excess > 0:
+            assert (await failure(channel, message)).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        else:
+            assert (await call(channel, message)).ByteSize() == limit + excess
+
+    with_stub(test, RuntimeConfig(limits=LimitsConfig(max_message_bytes=limit)))
+
+
+def answer_size(sent: RecRequest) -> int:
+    """Bytes of the reply that the stand-in gives."""
+    return result_to_proto(answer(sent)).ByteSize()
+
+
+def test_an_id_of_the_server_always_fits_the_limit() -> None:
+    lowest, highest = map(int, RANGES["limits.max_request_id_length"])
+
+    async def test(channel: Any, engine: StandInEngine) -> None:
+        reply = await call(channel, request())
+        assert len(reply.request_id) <= lowest
+        assert check_request(engine.requests[-1], RuntimeConfig(limits=limits)) == []
+
+    limits = LimitsConfig(max_request_id_length=lowest)
+    with_stub(test, RuntimeConfig(limits=limits))
+
+    async def test_longest(channel: Any, engine: StandInEngine) -> None:
+        request_id = "x" * highest
+        message = request("c" * 300, request_id=request_id, on_overflow=9)
+        message.searches.extend([message.searches[0]] * 200)
+        error: Any = await failure(channel, message)
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert metadata_of(error.trailing_metadata())["x-request-id"] == request_id
+        assert (await call(channel, request(request_id=request_id))).request_id == request_id
+
+    with_stub(test_longest, RuntimeConfig(limits=LimitsConfig(max_request_id_length=highest)))
+
+
+def test_long_names_and_control_characters_do_not_come_back() -> None:
+    async def test(channel: Any, engine: StandInEngine) -> None:
+        search = pb.Search(catalog="c" * 300_000, catalog_version="\x1b" * 300_000)
+        search.rules.exclude_tags.append("\x1b[31m" * 100_000)
+        message = pb.RecommendRequest(history_item_ids=HISTORY, searches=[search])
+        error: Any = await failure(channel, message)
+        assert violations(error) == [
+            ("searches[0].catalog", "must have at most 256 characters, got 300000"),
+            ("searches[0].catalog_version", "must have at most 256 characters, got 300000"),
+            ("searches[0].rules.exclude_tags[0]", LONG_TAG),
+        ]
+        assert engine.requests == []
+        error = await failure(channel, request("raise:ControlCharacters"))
+        assert error.details() == "field\\x1b: \\x1b[31m\\nsecond line"
+        assert violations(error) == [("field\\x1b", "\\x1b[31m\\nsecond line")]
+
+    with_stub(test)
+
+
+LONG_TAG = "must have at most 256 characters, got 500000; raise limits.max_tag_length to allow"
 
 
 def test_the_deadline_reaches_the_engine_and_ends_its_waiting() -> None:

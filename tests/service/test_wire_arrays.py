@@ -154,8 +154,3 @@ def test_an_empty_list_of_sids_has_levels_too() -> None:
     found.raise_if_any()
     wire_arrays.read_sids(pb.SidValues(), "f", "max_x", 2, found)
     assert [field for field, _ in violations(found)] == ["f.num_levels"]
-
-
-def test_quoted_shortens_and_escapes() -> None:
-    assert wire_arrays.quoted("a\nb") == "'a\\nb'"
-    assert wire_arrays.quoted("x" * 1000) == repr("x" * 45 + "...")

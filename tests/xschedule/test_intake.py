@@ -45,6 +45,7 @@ LIMITS = LimitsConfig(
     max_prompt_tokens=2 + 5 * 3,  # five items beside the template's two tokens
     max_exclusions=8,
     max_tags=3,
+    max_tag_length=20,
     max_request_id_length=10,
 )
 
@@ -134,6 +135,19 @@ SEARCH_FAULTS: dict[str, tuple[Search, str, str]] = {
     "many tags": (
         Search(rules=Rules(require=(("a", "b"),), exclude_tags=("c", "d"))),
         "rules.require", "at most limits.max_tags = 3 tags, got 4"),
+    "a long excluded tag": (
+        Search(rules=Rules(exclude_tags=("c", "d" * 21))),
+        "rules.exclude_tags", "a tag has at most limits.max_tag_length = 20 characters, got 21"),
+    "a long required tag": (
+        Search(rules=Rules(require=(("a",), ("d" * 21,)))),
+        "rules.require[1]", "a tag has at most limits.max_tag_length = 20 characters, got 21"),
+    "a long catalogue": (
+        Search(catalog="c" * 257), "catalog", "at most 256 characters, got 257"),
+    "a long version": (
+        Search(catalog_version="c" * 257), "catalog_version", "at most 256 characters, got 257"),
+    "a number as catalogue": (
+        Search(catalog=3),  # type: ignore[arg-type]
+        "catalog", "must be a string, got int"),
     "an empty group": (
         Search(rules=Rules(require=((),))), "rules.require[0]", "at least one tag"),
 }  # fmt: skip

@@ -19,6 +19,7 @@ from xgr_runtime.errors import (
     NotFound,
     Overloaded,
     XgrError,
+    printable,
 )
 from xgr_runtime.service._pb.xgr.v1 import status_pb2
 
@@ -27,6 +28,8 @@ REQUEST_ID_KEY = "x-request-id"
 BAD_REQUEST_TYPE = "type.googleapis.com/google.rpc.BadRequest"
 MAX_MESSAGE_BYTES = 1024
 MAX_DETAIL_BYTES = 2048
+REASON_KEY = "x-xgr-reason"
+REPLY_TOO_LARGE = "REPLY_TOO_LARGE"
 MAX_FIELD_BYTES = 256
 
 CODES: tuple[tuple[type[XgrError], grpc.StatusCode], ...] = (
@@ -51,11 +54,12 @@ class ServiceError(XgrError, RuntimeError):
 
 @dataclass(frozen=True)
 class RpcFailure:
-    """What a failed call is answered with. details: a serialised RpcStatus, or empty."""
+    """What a failed call is answered with. details: a serialised RpcStatus, or empty. reason: of the trailing metadata."""
 
     code: grpc.StatusCode
     message: str
     details: bytes = b""
+    reason: str = ""
 
 
 def failure_from_error(error: XgrError) -> RpcFailure | None:
@@ -76,12 +80,13 @@ def error_from_rpc(
     """The error that a client raises for a failed call: the engine's own type when the service itself answered.
 
     The service marks its answers with a request id in the trailing metadata; without it the status came from gRPC (no
-    connection, message too large), which is a ServiceError. A deadline is the same wherever it was noticed.
+    connection, message too large), which is a ServiceError. So is a reply that is too large: unlike a full queue it is no better
+    later. A deadline is the same wherever it was noticed.
     """
     metadata = dict(trailing)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded(message)
-    if REQUEST_ID_KEY not in metadata:
+    if REQUEST_ID_KEY not in metadata or REASON_KEY in metadata:
         return ServiceError(code, message)
     if code is grpc.StatusCode.INVALID_ARGUMENT:
         return InvalidRequest(_violations(metadata.get(DETAILS_KEY), message))
@@ -126,7 +131,8 @@ def _violations(details: str | bytes | None, message: str) -> list[tuple[str, st
 
 
 def _cut(text: str, max_bytes: int) -> str:
-    data = text.encode("utf-8", "replace")
+    """Text that logs and terminals can show, in at most that many bytes of UTF-8."""
+    data = printable(text, max_bytes).encode("utf-8", "replace")
     if len(data) <= max_bytes:
         return data.decode("utf-8")
     return data[: max_bytes - 3].decode("utf-8", "ignore") + "..."

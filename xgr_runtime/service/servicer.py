@@ -20,6 +20,8 @@ from xgr_runtime.errors import EngineClosed, InvalidRequest, XgrError
 from xgr_runtime.service._pb.xgr.v1 import recommend_pb2 as pb
 from xgr_runtime.service.rpc_errors import (
     DETAILS_KEY,
+    REASON_KEY,
+    REPLY_TOO_LARGE,
     REQUEST_ID_KEY,
     RpcFailure,
     failure_from_error,
@@ -130,6 +132,8 @@ class RecommendServicer:
             )
             if outcome.details:
                 trailing = (*trailing, (DETAILS_KEY, outcome.details))
+            if outcome.reason:
+                trailing = (*trailing, (REASON_KEY, outcome.reason))
             await context.abort(outcome.code, outcome.message, trailing)
             raise AssertionError("abort returned")
         logger.info("request %s OK in %.1f ms", request_id, _ms_since(arrival_s))
@@ -169,7 +173,8 @@ class RecommendServicer:
             if isinstance(message, MalformedMessage):
                 raise InvalidRequest([("request", "is not an xgr.v1.RecommendRequest message")])
             request = request_from_proto(message, self._limits, request_id, deadline_s, found)
-            return result_to_proto(await self._engine.submit(request))
+            reply = result_to_proto(await self._engine.submit(request))
+            return self._too_large(reply) or reply
         except XgrError as error:
             if isinstance(error, EngineClosed) and not self._is_draining:
                 self.engine_closed.set()
@@ -182,6 +187,17 @@ class RecommendServicer:
         except Exception:
             logger.exception("request %s failed", request_id)
         return RpcFailure(grpc.StatusCode.INTERNAL, INTERNAL_MESSAGE)
+
+    def _too_large(self, reply: pb.RecommendResponse) -> RpcFailure | None:
+        """gRPC itself would fail with a traceback after the handler has returned."""
+        size, limit = reply.ByteSize(), self._limits.max_message_bytes
+        if size <= limit:
+            return None
+        return RpcFailure(
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            f"the reply has {size} bytes, more than limits.max_message_bytes = {limit}; ask for fewer results",
+            reason=REPLY_TOO_LARGE,
+        )
 
 
 def choose_request_id(

@@ -20,11 +20,11 @@ from xgr_runtime.service.wire_arrays import (
     encode_int64,
     encode_uint32,
     is_unicode,
-    quoted,
     read_int64,
     read_sids,
 )
 from xgr_runtime.types import (
+    MAX_NAME_LENGTH,
     MAX_SEARCHES,
     Normalization,
     OnOverflow,
@@ -196,8 +196,8 @@ def _read_search(message: pb.Search, field: str, limits: LimitsConfig, found: Vi
     if per_sid == 0:
         found.add(f"{field}.max_items_per_sid", "must be at least 1, got 0")
     return Search(
-        catalog=message.catalog,
-        catalog_version=message.catalog_version,
+        catalog=_read_name(message.catalog, f"{field}.catalog", found),
+        catalog_version=_read_name(message.catalog_version, f"{field}.catalog_version", found),
         beam_width=beam_width,
         beam_widths=tuple(message.beam_widths[:MAX_LEVELS]) or None,
         num_results=num_results,
@@ -223,8 +223,8 @@ def _read_rules(message: pb.Rules, field: str, limits: LimitsConfig, found: Viol
     for i, group in enumerate(require):
         if not group:
             found.add(f"{field}.require[{i}].any_of", "must name at least one tag, got none")
-        _check_tags(group, f"{field}.require[{i}].any_of", found)
-    _check_tags(exclude_tags, f"{field}.exclude_tags", found)
+        _check_tags(group, f"{field}.require[{i}].any_of", limits, found)
+    _check_tags(exclude_tags, f"{field}.exclude_tags", limits, found)
     exclusions = ("max_exclusions", limits.max_exclusions)
     item_ids = read_int64(message.exclude_item_ids, f"{field}.exclude_item_ids", *exclusions, found)
     keys = _read_strings(message.exclude_keys, f"{field}.exclude_keys", *exclusions, found)
@@ -272,10 +272,21 @@ def _read_strings(
     return tuple(values) if check_count(len(values), field, limit_name, limit, found) else ()
 
 
-def _check_tags(tags: Iterable[str], field: str, found: Violations) -> None:
+def _check_tags(tags: Iterable[str], field: str, limits: LimitsConfig, found: Violations) -> None:
+    limit = limits.max_tag_length
     for i, tag in enumerate(tags):
         if not tag:
             found.add(f"{field}[{i}]", "a tag must not be empty")
+        if len(tag) > limit:
+            text = f"must have at most {limit} characters, got {len(tag)}; raise limits.max_tag_length to allow"
+            found.add(f"{field}[{i}]", text)
+
+
+def _read_name(name: str, field: str, found: Violations) -> str:
+    if len(name) <= MAX_NAME_LENGTH:
+        return name
+    found.add(field, f"must have at most {MAX_NAME_LENGTH} characters, got {len(name)}")
+    return ""
 
 
 def _check_number(
@@ -303,7 +314,7 @@ def _enum_number(
         if name == value:
             return number
     names = _names(name for name in table.values() if name is not None)
-    found.add(field, f"must be one of {names}, got {quoted(str(value))}")
+    found.add(field, f"must be one of {names}, got {shown(value)}")
     return unspecified
 
 

@@ -31,11 +31,6 @@ class Violations:
             raise InvalidRequest(self._found)
 
 
-def quoted(text: str) -> str:
-    """A user's string for a message: shortened, control characters escaped."""
-    return repr(text if len(text) <= 48 else f"{text[:45]}...")
-
-
 def is_unicode(text: str) -> bool:
     """Whether UTF-8 can carry a string: JSON and command lines can hold halves of surrogate pairs."""
     try:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from xgr_runtime.config import CacheConfig
-from xgr_runtime.errors import CatalogError, NotFound
+from xgr_runtime.errors import CatalogError, NotFound, shown
 from xgr_runtime.hal.device import Device
 from xgr_runtime.models.head import CatalogHead, Head, LevelRows
 from xgr_runtime.xbeam.catalog import Catalog
@@ -271,11 +271,11 @@ class CatalogStore:
             known = (
                 ", ".join(sorted(n for n, named in self._names.items() if named.versions)) or "none"
             )
-            raise NotFound(f"catalogue {name!r} is not loaded; loaded: {known}")
+            raise NotFound(f"catalogue {shown(name)} is not loaded; loaded: {known}")
         named = self._names[name]
         wanted = version or named.active
         if wanted not in named.versions:
             known = ", ".join(named.versions)
-            what = f"version {wanted!r}" if wanted else "no active version"
-            raise NotFound(f"catalogue {name!r}: {what} is not loaded; loaded: {known}")
+            what = f"version {shown(wanted)}" if wanted else "no active version"
+            raise NotFound(f"catalogue {shown(name)}: {what} is not loaded; loaded: {known}")
         return named.versions[wanted]

@@ -10,7 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from xgr_runtime.config import LimitsConfig, RuntimeConfig
-from xgr_runtime.types import MAX_SEARCHES, NORMALIZATIONS, RecRequest, Rules, Search
+from xgr_runtime.errors import shown
+from xgr_runtime.types import (
+    MAX_NAME_LENGTH,
+    MAX_SEARCHES,
+    NORMALIZATIONS,
+    RecRequest,
+    Rules,
+    Search,
+)
 
 Violations = list[tuple[str, str]]
 
@@ -22,20 +30,19 @@ def check_request(request: RecRequest, config: RuntimeConfig) -> Violations:
     limits = config.limits
     found: Violations = []
     longest_id = limits.max_request_id_length
-    if len(request.request_id) > longest_id:
-        found.append(
-            ("request_id", f"at most limits.max_request_id_length = {longest_id} characters")
-        )
+    reason = _why_no_text(request.request_id, longest_id, "limits.max_request_id_length = ")
+    if reason is not None:
+        found.append(("request_id", reason))
     deadline = request.deadline_s
     if deadline is not None and (not isinstance(deadline, (int, float)) or math.isnan(deadline)):
-        found.append(("deadline_s", f"must be seconds of time.monotonic(), got {deadline!r}"))
+        found.append(("deadline_s", f"must be seconds of time.monotonic(), got {shown(deadline)}"))
     found += _check_inputs(request, limits)
     for name, value, known in (
         ("on_overflow", request.on_overflow, ("truncate", "error")),
         ("on_unknown", request.on_unknown, ("skip", "error")),
     ):
         if value is not None and value not in known:
-            found.append((name, f"must be one of {', '.join(known)}, got {value!r}"))
+            found.append((name, f"must be one of {', '.join(known)}, got {shown(value)}"))
     if not request.searches:
         found.append(("searches", "at least one search must be given"))
     if len(request.searches) > MAX_SEARCHES:
@@ -79,16 +86,19 @@ def _check_inputs(request: RecRequest, limits: LimitsConfig) -> Violations:
 
 
 def _check_search(search: Search, limits: LimitsConfig) -> Violations:
-    found: Violations = []
+    found = _check_names(search)
 
     def check_range(name: str, value: object, upper: int, limit: str) -> None:
         if value is None:
             return
         if not _is_whole(value):
-            found.append((name, f"must be a whole number, got {value!r}"))
+            found.append((name, f"must be a whole number, got {shown(value)}"))
         elif not 1 <= value <= upper:  # type: ignore[operator]
             found.append(
-                (name, f"must be in [1, {upper}], got {value}; raise limits.{limit} to allow")
+                (
+                    name,
+                    f"must be in [1, {upper}], got {shown(value)}; raise limits.{limit} to allow",
+                )
             )
 
     check_range("beam_width", search.beam_width, limits.max_beam_width, "max_beam_width")
@@ -104,12 +114,22 @@ def _check_search(search: Search, limits: LimitsConfig) -> Violations:
         check_range(f"beam_widths[{i}]", width, limits.max_beam_width, "max_beam_width")
     most = search.max_items_per_sid
     if most is not None and (not _is_whole(most) or most < 1):
-        found.append(("max_items_per_sid", f"must be a whole number of at least 1, got {most!r}"))
+        found.append(
+            ("max_items_per_sid", f"must be a whole number of at least 1, got {shown(most)}")
+        )
     if search.normalization is not None and search.normalization not in NORMALIZATIONS:
         known = ", ".join(NORMALIZATIONS)
-        found.append(("normalization", f"must be one of {known}, got {search.normalization!r}"))
+        found.append(
+            ("normalization", f"must be one of {known}, got {shown(search.normalization)}")
+        )
     rules = _check_rules(search.rules, limits)
     return found + [(f"rules.{name}".rstrip("."), text) for name, text in rules]
+
+
+def _check_names(search: Search) -> Violations:
+    names = {"catalog": search.catalog, "catalog_version": search.catalog_version}
+    reasons = {name: _why_no_text(value, MAX_NAME_LENGTH) for name, value in names.items()}
+    return [(name, reason) for name, reason in reasons.items() if reason is not None]
 
 
 def _check_rules(rules: object, limits: LimitsConfig) -> Violations:
@@ -118,7 +138,7 @@ def _check_rules(rules: object, limits: LimitsConfig) -> Violations:
     found: Violations = []
     flag: object = rules.exclude_history
     if not isinstance(flag, bool):
-        found.append(("exclude_history", f"must be true or false, got {flag!r}"))
+        found.append(("exclude_history", f"must be true or false, got {shown(flag)}"))
     require: object = rules.require
     if not isinstance(require, (tuple, list)):
         return [
@@ -150,11 +170,27 @@ def _check_rules(rules: object, limits: LimitsConfig) -> Violations:
         found.append(
             ("require", f"at most limits.max_tags = {limits.max_tags} tags, got {num_tags}")
         )
+    groups = {"exclude_tags": rules.exclude_tags}
+    groups |= {f"require[{number}]": group for number, group in enumerate(rules.require)}
+    for name, tags in groups.items():
+        longest = max(map(len, tags), default=0)
+        if longest > limits.max_tag_length:
+            limit = f"limits.max_tag_length = {limits.max_tag_length}"
+            found.append((name, f"a tag has at most {limit} characters, got {longest}"))
     return found
 
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _why_no_text(value: object, longest: int, limit: str = "") -> str | None:
+    """Why `value` is no string of at most `longest` characters, None when it is."""
+    if not isinstance(value, str):
+        return f"must be a string, got {type(value).__name__}"
+    return (
+        f"at most {limit}{longest} characters, got {len(value)}" if len(value) > longest else None
+    )
 
 
 def _why_no_int64s(values: object) -> str | None:
@@ -172,14 +208,14 @@ def _why_no_int64s(values: object) -> str | None:
     if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
         return f"must be an array or a sequence of whole numbers, got {type(values).__name__}"
     wrong = [v for v in values if not (_is_whole(v) and _INT64.min <= v <= _INT64.max)]
-    return f"must be 64-bit whole numbers, got {wrong[0]!r}" if wrong else None
+    return f"must be 64-bit whole numbers, got {shown(wrong[0])}" if wrong else None
 
 
 def _why_no_strings(values: object) -> str | None:
     if not isinstance(values, (tuple, list)):
         return f"must be a tuple of strings, got {type(values).__name__}"
     wrong = [value for value in values if not isinstance(value, str)]
-    return f"must be strings, got {wrong[0]!r}" if wrong else None
+    return f"must be strings, got {shown(wrong[0])}" if wrong else None
 
 
 def _why_no_sids(values: object) -> str | None:

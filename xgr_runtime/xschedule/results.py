@@ -3,12 +3,14 @@
 import numpy as np
 import numpy.typing as npt
 
+from xgr_runtime.errors import printable
 from xgr_runtime.types import SearchResult, Timings
 from xgr_runtime.xbeam.ranking import rank_items
 from xgr_runtime.xschedule.batch import GroupOutput, SearchGroup
 from xgr_runtime.xschedule.request import RequestState, SearchState
 
 TEMPERATURE = 1.0
+MAX_REASON = 200  # characters: a reason may name tags of the request
 
 
 def build_search_result(
@@ -88,7 +90,7 @@ def _reason(search: SearchState, status: int, num_valid: int) -> str:
     if num_valid:
         return ""
     if search.rule_set.reason:
-        return search.rule_set.reason
+        return printable(search.rule_set.reason, MAX_REASON)
     num_cleared = len(search.cleared.edges[0])
     if num_cleared and num_cleared == int(search.rule_set.alive[0].sum()):
         return "every item that passes the tags is excluded"

@@ -54,8 +54,10 @@ class RecommendServiceServicer(object):
 
         Status: INVALID_ARGUMENT (every field violation is listed in the message and, as google.rpc.BadRequest, in the trailing
         metadata "grpc-status-details-bin"), NOT_FOUND (catalogue or version not loaded), RESOURCE_EXHAUSTED (queue full, or
-        message too large), DEADLINE_EXCEEDED, UNAVAILABLE (shutting down), INTERNAL. A search that failed because the model gave
-        NaN or infinity is no RPC failure: see SearchResult.status. The trailing metadata holds "x-request-id".
+        message too large: the trailing metadata then holds "x-xgr-reason: REPLY_TOO_LARGE" if it is the reply), DEADLINE_EXCEEDED,
+        UNAVAILABLE (shutting down), INTERNAL. A search that failed because the model gave NaN or infinity is no RPC failure: see
+        SearchResult.status. The trailing metadata holds "x-request-id". User text in messages and reasons is cut and its control
+        characters are escaped.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
