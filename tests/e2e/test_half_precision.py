@@ -92,7 +92,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
         MODEL_FOLDER,
         {"main": file},
         template=TemplateConfig(prefix_token_ids=(START_TOKEN,)),
-        limits=LimitsConfig(max_history_items=longest, max_prompt_tokens=128, max_num_results=200),
+        limits=LimitsConfig(max_history_items=longest, max_prompt_tokens=126, max_num_results=200),
         scheduler=SchedulerConfig(max_batch_histories=8, max_batch_rows=1024, max_wait_ms=5.0),
     )
     return Demo(catalog, histories, references, config)
