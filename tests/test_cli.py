@@ -16,6 +16,7 @@ import pytest
 
 from tests.service.running import running_in_thread
 from tests.service.stand_in import StandInEngine
+from tests.service.world import make_world
 from xgr_runtime.cli import main
 
 if TYPE_CHECKING:
@@ -74,6 +75,13 @@ def test_an_output_that_fails_is_one_line_and_exit_code_5(
                 5,
                 "xgr: [Errno 28] No space left on device\n",
             ), command
+
+
+def test_a_server_that_cannot_say_where_it_listens_ends(tmp_path: Path) -> None:
+    world = make_world(tmp_path)
+    with open("/dev/full", "w") as full:
+        arguments = ("serve", "--config", str(world.config), "--log-level", "error")
+        assert run(*arguments, stdout=full) == (5, "xgr: [Errno 28] No space left on device\n")
 
 
 def test_a_reader_that_goes_away_ends_the_stream_without_a_word(
@@ -163,6 +171,28 @@ def test_ctrl_c_during_a_command_is_130(
     monkeypatch.setattr("xgr_runtime.cli.build_parser", interrupted)
     assert main(["--version"]) == 130
     assert capsys.readouterr().err == "xgr: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (OSError(5, "Input/output error"), 5, "xgr: [Errno 5] Input/output error\n"),
+        (BrokenPipeError(), 141, ""),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(
+    error: OSError,
+    code: int,
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse() -> None:
+        raise error
+
+    monkeypatch.setattr("xgr_runtime.cli.build_parser", refuse)
+    assert main(["--version"]) == code
+    assert capsys.readouterr().err == text
 
 
 def test_the_exit_codes_are_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:

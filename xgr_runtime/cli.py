@@ -100,10 +100,17 @@ def _discard_output() -> None:
 
 
 def _discard(stream: object) -> None:
-    if isinstance(stream, io.TextIOWrapper):
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, stream.fileno())
-        os.close(null)
+    if not isinstance(stream, io.TextIOWrapper):
+        return
+    try:
+        number = stream.fileno()
+    except (
+        io.UnsupportedOperation
+    ):  # a caller's buffer in place of the stream, which cannot fail later
+        return
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, number)
+    os.close(null)
 
 
 if __name__ == "__main__":

@@ -109,7 +109,8 @@ async def serve(
 ) -> ServeEnd:
     """Serve until a stop signal; `on_listening` gets the address with the real port.
 
-    Must run in the main thread (it installs signal handlers). Raises ConfigError when the address cannot be bound.
+    Must run in the main thread (it installs signal handlers). Raises ConfigError when the address cannot be bound, and the
+    OSError of `on_listening` when it cannot be told.
     """
     server = RecommendServer(engine, config)
     stop, stop_now = asyncio.Event(), asyncio.Event()
@@ -122,7 +123,12 @@ async def serve(
         loop.add_signal_handler(number, on_signal)
     try:
         port = await server.start()
-        on_listening(format_address(config.service.host, port))
+        try:
+            on_listening(format_address(config.service.host, port))
+        except OSError:  # nobody would learn the address
+            stop_now.set()
+            await server.stop(stop_now)
+            raise
         engine_closed = server.servicer.engine_closed
         waits = [asyncio.ensure_future(event.wait()) for event in (stop, engine_closed)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
