@@ -23,7 +23,7 @@ from xgr_runtime.hal.device import Device
 from xgr_runtime.hal.discovery import open_device
 from xgr_runtime.hal.registry import REFERENCE
 from xgr_runtime.kvcache.allocator import PageAllocator
-from xgr_runtime.models.base import RecModel
+from xgr_runtime.models.base import RecModel, check_positions
 from xgr_runtime.models.registry import load_model
 from xgr_runtime.models.version import checkpoint_digest
 from xgr_runtime.types import RecRequest, RecResult, Search
@@ -67,6 +67,7 @@ class Engine:
         self.model_version = model_version
         self._rule_cache = RuleCache(config.cache.rule_cache_bytes)
         capacities = capacities_of(config)
+        check_positions(model, config.limits.max_prompt_tokens, capacities.num_levels)
         page_size = config.cache.page_size_tokens
         num_pages = config.cache.num_pages or default_num_pages(config)
         self.allocator = PageAllocator(num_pages)

@@ -106,7 +106,7 @@ class Intake:
             num_results=search.num_results or config.search.num_results,
             max_items_per_sid=search.max_items_per_sid,
             return_level_scores=search.return_level_scores,
-            expression=expression,
+            expression=rule_set.expression,
             rule_set=rule_set,
             cleared=cleared,
             num_unknown_exclusions=num_unknown + rule_set.num_unknown_tags,
