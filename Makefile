@@ -4,6 +4,7 @@ PYTHON ?= python3
 TORCH ?= torch
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install -q -c $(VENV)/constraints.txt
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: help demo test check protos bench clean
@@ -16,15 +17,19 @@ help:
 	@echo "make protos  generate the gRPC stubs anew"
 
 # The stamp depends on what is installed, so a second run needs no network; another TORCH installs again.
+# A TORCH of your own also lifts the pin of constraints.txt.
+ifneq ($(origin TORCH),file)
 ifneq ($(TORCH),$(shell cat $(VENV)/.torch 2>/dev/null || echo "$(TORCH)"))
 .PHONY: $(VENV)/.installed
+endif
 endif
 
 $(VENV)/.installed: pyproject.toml setup.py constraints.txt Makefile
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c constraints.txt "$(TORCH)" numpy "setuptools>=64" wheel
-	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e ".[test,demo]"
-	$(BIN)/python -m pip install -q -c constraints.txt --no-deps recbole
+	grep -v "$(if $(filter torch,$(TORCH)),^#,^torch==)" constraints.txt > $(VENV)/constraints.txt
+	$(PIP) "$(TORCH)" numpy "setuptools>=64" wheel
+	$(PIP) --no-build-isolation -e ".[test,demo]"
+	$(PIP) --no-deps recbole
 	@echo "$(TORCH)" > $(VENV)/.torch
 	@touch $@
 
