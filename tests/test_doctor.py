@@ -91,7 +91,9 @@ def test_versions(capsys: pytest.CaptureFixture[str]) -> None:
     report = doctor_json(capsys)
     assert report["python"] == platform.python_version()
     assert tuple(report["packages"]) == PACKAGES
-    installed = {dist.metadata["Name"].lower(): dist for dist in importlib.metadata.distributions()}
+    installed: dict[str, importlib.metadata.Distribution] = {}
+    for dist in importlib.metadata.distributions():
+        installed.setdefault(dist.metadata["Name"].lower(), dist)  # the first on the path counts
     for name, version in report["packages"].items():
         expected = installed[name].version if name in installed else NOT_INSTALLED
         assert version == expected

@@ -155,7 +155,7 @@ def check_against_generate(
         {"main": write_catalog(tmp_path / "items.xgr", catalog)},
         limits=LimitsConfig(
             max_history_items=trained.max_history_items,
-            max_prompt_tokens=128,
+            max_prompt_tokens=126,
             max_num_results=200,
         ),
         scheduler=SchedulerConfig(max_batch_histories=8, max_batch_rows=1024, max_wait_ms=5.0),

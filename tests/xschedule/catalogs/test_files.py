@@ -10,31 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.helpers.engines import loaded_catalog, request_of, same_bits
-from tests.helpers.tiny_models import TinyShape, write_tiny_model
-from tests.xschedule.versions import VOCAB, Versions, ask, assert_is_version, start_engine
+from tests.xschedule.catalogs.versions import Versions, ask, assert_is_version
 from xgr_runtime.errors import CatalogError
 from xgr_runtime.types import RecResult, Rules, Search
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from xgr_runtime import Engine
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("model"), "qwen3", TinyShape(vocab_size=VOCAB))
-
-
-@pytest.fixture
-def versions(tmp_path: Path) -> Versions:
-    return Versions(tmp_path)
-
-
-@pytest.fixture
-def engine(folder: Path, versions: Versions) -> Iterator[Engine]:
-    with start_engine(folder, versions) as engine:
-        yield engine
 
 
 def overwrite_in_place(path: str, content: bytes) -> None:

@@ -19,8 +19,7 @@ from tests.helpers.engines import (
     write_catalog,
 )
 from tests.helpers.oracle import Catalog
-from tests.helpers.tiny_models import TinyShape, write_tiny_model
-from tests.xschedule.versions import (
+from tests.xschedule.catalogs.versions import (
     PROMPT,
     RANGE,
     VOCAB,
@@ -35,7 +34,7 @@ from xgr_runtime.errors import CatalogError, CheckpointError, NotFound
 from xgr_runtime.types import RecRequest, Rules, Search
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.helpers.oracle import Sid
@@ -43,22 +42,6 @@ if TYPE_CHECKING:
     from xgr_runtime.xschedule.batch import Batch, BatchOutput
 
 TIMEOUT_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("model"), "qwen3", TinyShape(vocab_size=VOCAB))
-
-
-@pytest.fixture
-def versions(tmp_path: Path) -> Versions:
-    return Versions(tmp_path)
-
-
-@pytest.fixture
-def engine(folder: Path, versions: Versions) -> Iterator[Engine]:
-    with start_engine(folder, versions) as engine:
-        yield engine
 
 
 def test_load_activate_pin_and_roll_back(engine: Engine, versions: Versions) -> None:

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.helpers.tiny_models import TinyShape, write_tiny_model
-from tests.xschedule.versions import (
-    VOCAB,
+from tests.xschedule.catalogs.versions import (
     Versions,
     ask,
     assert_is_version,
@@ -22,29 +20,11 @@ from xgr_runtime.errors import CatalogError, DeviceError, NotFound
 from xgr_runtime.xbeam.slot import CatalogSlot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from xgr_runtime import Engine
 
 LARGE = 600
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("model"), "qwen3", TinyShape(vocab_size=VOCAB))
-
-
-@pytest.fixture
-def versions(tmp_path: Path) -> Versions:
-    return Versions(tmp_path)
-
-
-@pytest.fixture
-def engine(folder: Path, versions: Versions) -> Iterator[Engine]:
-    """v1 active; two slots in all."""
-    with start_engine(folder, versions) as engine:
-        yield engine
 
 
 def swap(engine: Engine, path: str) -> None:
