@@ -95,6 +95,8 @@ def test_versions(capsys: pytest.CaptureFixture[str]) -> None:
     for dist in importlib.metadata.distributions():
         installed.setdefault(dist.metadata["Name"].lower(), dist)  # the first on the path counts
     for name, version in report["packages"].items():
+        if name == "torch":
+            continue
         expected = installed[name].version if name in installed else NOT_INSTALLED
         assert version == expected
     assert report["packages"]["torch"] == torch.__version__

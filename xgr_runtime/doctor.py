@@ -94,6 +94,10 @@ def _examine_ops(
 
 
 def _version(package: str) -> str:
+    if package == "torch":
+        return str(
+            torch.__version__
+        )  # names the build (+cpu, +cu130), which the package's metadata may not
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
