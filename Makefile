@@ -15,6 +15,7 @@ help:
 	@echo "make check   ruff, format and mypy only"
 	@echo "make bench   the CPU benchmarks of the catalogue and of the selection"
 	@echo "make protos  generate the gRPC stubs anew"
+	@echo "make clean   remove .venv and everything built"
 
 # The stamp depends on what is installed, so a second run needs no network; another TORCH installs again.
 # A TORCH of your own also lifts the pin of constraints.txt.

@@ -266,7 +266,8 @@ def _scalar(hint: type, value: Any, name: str) -> Any:
     if hint is float and type(value) is int:
         return float(value)
     if type(value) is not hint:
-        raise ConfigError(f"{name} must be a {hint.__name__}, got {shown(value)}")
+        kind = {int: "a whole number", bool: "true or false", str: "a text"}.get(hint, "a number")
+        raise ConfigError(f"{name} must be {kind}, got {shown(value)}")
     if hint is float and value != value:
         raise ConfigError(f"{name} must be a number, got nan")
     return value

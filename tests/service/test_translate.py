@@ -5,12 +5,13 @@ import pytest
 from hypothesis import given
 
 from tests.service.strategies import plain, requests
-from xgr_runtime.config import LimitsConfig
+from xgr_runtime.config import LimitsConfig, RuntimeConfig
 from xgr_runtime.errors import InvalidRequest
 from xgr_runtime.service._pb.xgr.v1 import recommend_pb2 as pb
 from xgr_runtime.service.translate import request_from_proto, request_to_proto
 from xgr_runtime.service.wire_arrays import Violations
 from xgr_runtime.types import RecRequest, Rules, Search
+from xgr_runtime.xschedule.request_check import check_request
 
 LIMITS = LimitsConfig(
     max_beam_width=1024,
@@ -36,6 +37,10 @@ def faults(message: pb.RecommendRequest, limits: LimitsConfig = LIMITS) -> dict[
 
 def with_search(**fields: object) -> pb.RecommendRequest:
     return pb.RecommendRequest(history_item_ids=HISTORY, searches=[pb.Search(**fields)])  # type: ignore[arg-type]
+
+
+def asked(rules: Rules) -> RecRequest:
+    return RecRequest(history_item_ids=np.ones(1, np.int64), searches=(Search(rules=rules),))
 
 
 @given(requests())
@@ -303,3 +308,24 @@ def test_text_that_utf8_cannot_carry_is_refused_by_field() -> None:
             "searches[1].rules.exclude_keys",
         )
     }
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (asked(Rules(exclude_tags="category:shoes")), "searches[0].rules.exclude_tags"),  # type: ignore[arg-type]
+        (asked(Rules(exclude_keys="B001")), "searches[0].rules.exclude_keys"),  # type: ignore[arg-type]
+        (asked(Rules(require=("a:b",))), "searches[0].rules.require[0]"),  # type: ignore[arg-type]
+        (asked(Rules(exclude_item_ids=101)), "searches[0].rules.exclude_item_ids"),  # type: ignore[arg-type]
+        (asked(Rules(exclude_item_ids=(2**64,))), "searches[0].rules.exclude_item_ids"),
+        (RecRequest(history_keys="B001"), "history_keys"),  # type: ignore[arg-type]
+        (RecRequest(history_item_ids=np.ones((2, 2), np.int64)), "history_item_ids"),
+        (RecRequest(history_item_ids=np.asarray([1.5])), "history_item_ids"),
+    ],
+)
+def test_client_and_engine_refuse_wrong_types_alike(request_: RecRequest, field: str) -> None:
+    """A string in place of a tuple of strings would travel as its letters, and exclude nothing."""
+    with pytest.raises(InvalidRequest) as caught:
+        request_to_proto(request_)
+    assert [name for name, _ in caught.value.violations] == [field]
+    assert list(caught.value.violations) == check_request(request_, RuntimeConfig())

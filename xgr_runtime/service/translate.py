@@ -33,6 +33,7 @@ from xgr_runtime.types import (
     Rules,
     Search,
 )
+from xgr_runtime.xschedule.request_types import check_types
 
 INPUTS = ("history_item_ids", "history_keys", "history_sids", "prompt_token_ids")
 ON_OVERFLOW: "dict[pb.OnOverflow, OnOverflow | None]" = {
@@ -83,9 +84,12 @@ def request_from_proto(
 def request_to_proto(request: RecRequest) -> pb.RecommendRequest:
     """The message for a RecRequest; arrays travel as bytes. The deadline travels with the call, not in the message.
 
-    Raises InvalidRequest for numbers and text that the wire cannot carry.
+    Raises InvalidRequest for values of a wrong type and for numbers and text that the wire cannot carry.
     """
     found = Violations()
+    for field, text in check_types(request):
+        found.add(field, text)
+    found.raise_if_any()
     _check_text(request, found)
     found.raise_if_any()
     message = pb.RecommendRequest(

@@ -15,10 +15,11 @@ from xgr_runtime.xbeam.rules import Cleared, RuleCache, TagExpression, clear_exc
 from xgr_runtime.xbeam.template import Template
 from xgr_runtime.xschedule.history import RenderedHistory, render_history
 from xgr_runtime.xschedule.request import RequestState, SearchState, as_int64
-from xgr_runtime.xschedule.request_check import Violations, check_request
+from xgr_runtime.xschedule.request_check import check_request
 
 if TYPE_CHECKING:
     from xgr_runtime.xschedule.catalogs import CatalogStore, LoadedCatalog
+    from xgr_runtime.xschedule.request_types import Violations
 
 
 @dataclass(frozen=True)
