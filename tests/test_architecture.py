@@ -136,7 +136,7 @@ ALLOWED = [
     (rules.torch_in_torch_free, "xgr_runtime/xschedule/worker.py", "import torch"),
     (rules.device_modules, "xgr_runtime/hal/cuda.py", "import torch\ntorch.cuda.Stream()"),
     (rules.module_state, "xgr_runtime/hal/providers.py", "MODULES = {'cpu': ()}\nnames = ('a',)"),
-    (rules.machine_paths, "README.md", "GET https://host/home/x and a/root/b and $HOME/work/x"),
+    (rules.machine_paths, "README.md", "GET https://host/home/x and a/root/b and $HOME/code/x"),
 ]
 
 

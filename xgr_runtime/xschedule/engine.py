@@ -37,6 +37,7 @@ from xgr_runtime.xschedule.model_runner import ModelRunner
 from xgr_runtime.xschedule.request import RequestState
 from xgr_runtime.xschedule.results import build_search_result, timings
 from xgr_runtime.xschedule.scheduler import Scheduled, Scheduler, fail_expired
+from xgr_runtime.xschedule.totals import Totals
 from xgr_runtime.xschedule.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -96,8 +97,7 @@ class Engine:
         self._scheduler = Scheduler(config.scheduler, self.allocator, page_size)
         self._wake = threading.Condition()
         self._num_waiting = 0
-        self._num_batches = self._num_live_rows = self._num_rows_skipped = 0
-        self._num_dead_beams = 0
+        self._totals = Totals()
         self._running: tuple[RequestState, ...] = ()
         self._is_draining = False
         self._is_closed = False
@@ -127,7 +127,7 @@ class Engine:
         return cls(config, device, model, version)
 
     def start(self) -> None:
-        """Start the loop thread and run one small batch per catalogue, so that the first request meets no first use.
+        """Start the loop thread and run one small batch per catalogue, so that what cannot run fails here.
 
         Whatever that batch raises (OpUnavailable, for one) closes the engine again.
         """
@@ -228,10 +228,7 @@ class Engine:
             "num_reference_ops": sum(
                 REFERENCE in bound for bound in self.runner.providers.values()
             ),
-            "num_batches": self._num_batches,
-            "num_live_rows": self._num_live_rows,
-            "num_rows_skipped": self._num_rows_skipped,
-            "num_dead_beams": self._num_dead_beams,
+            **self._totals.describe(),
             "num_waiting": self._num_waiting,
             "num_free_pages": self.allocator.num_free,
         }
@@ -361,7 +358,7 @@ class Engine:
             outcomes = [error] * len(scheduled.states)
             has_failed = True
         else:
-            self._count(scheduled, output)
+            self._totals.add(scheduled.batch, output)
         with self._wake:
             self._scheduler.complete(scheduled, has_failed=has_failed)
         for state in scheduled.states:
@@ -371,15 +368,6 @@ class Engine:
         with self._wake:
             self._running = ()
             self._wake.notify_all()
-
-    def _count(self, scheduled: Scheduled, output: BatchOutput) -> None:
-        """Totals since the start: parent rows expanded, rows that early termination skipped, beams that stayed dead."""
-        self._num_batches += 1
-        for group, found in zip(scheduled.batch.groups, output.groups, strict=True):
-            self._num_live_rows += found.num_live_rows
-            self._num_rows_skipped += found.num_rows_skipped
-            num_rows = int(group.row_starts(group.num_levels - 1)[-1])
-            self._num_dead_beams += int((found.scores_LN[-1][:num_rows] == -np.inf).sum())
 
     def _result(
         self, scheduled: Scheduled, output: BatchOutput, index: int, end_s: float
