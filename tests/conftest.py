@@ -1,7 +1,8 @@
 """What every test runs under: the device asked for, the shared data, one thread, and the conservation of pages.
 
-Nothing here skips. A device that is absent is an error of the command line; tests whose data is absent are deselected,
-and the number of them and the reason are printed, so that a green run says what it did not run.
+Nothing here skips. A device that is absent is an error of the command line; tests whose data is absent and long runs
+that were not asked for (--slow) are deselected, and the number of them and the reason are printed, so that a green run
+says what it did not run.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--device", choices=DEVICE_KINDS, default="cpu", help="the device that the tests run on"
     )
+    parser.addoption(
+        "--slow", action="store_true", help="run the long variants too (marker slow: minutes each)"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -71,6 +75,8 @@ def why_deselected(item: pytest.Item) -> str | None:
     """Why a test does not belong to this run, None when it does."""
     if item.get_closest_marker("shared_data") is not None and not data_folder().is_dir():
         return f"need the shared test data, and {data_folder()} is absent (set {DATA_VARIABLE})"
+    if item.get_closest_marker("slow") is not None and not item.config.getoption("slow"):
+        return "are long runs, and run only with --slow"
     marker = item.get_closest_marker("device")
     kind = item.config.stash[DEVICE].kind
     if marker is not None and kind not in marker.args:

@@ -228,7 +228,6 @@ def check_tree_scores(trained: Trained) -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.slow
 def test_the_demo_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trained = demo()
     check_tree_scores(trained)
@@ -236,7 +235,6 @@ def test_the_demo_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.e2e
-@pytest.mark.slow
 @pytest.mark.shared_data
 def test_a_model_trained_on_amazon_office(
     tmp_path: Path, shared_data: Path, capsys: pytest.CaptureFixture[str]
