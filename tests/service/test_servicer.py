@@ -11,6 +11,8 @@ import grpc
 import numpy as np
 import pytest
 from google.protobuf import descriptor_pool
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
 
 from tests.service.running import running, with_free_port
 from tests.service.stand_in import StandInEngine, answer
@@ -18,7 +20,7 @@ from tests.service.strategies import plain
 from xgr_runtime.config import LimitsConfig, RuntimeConfig
 from xgr_runtime.config_check import RANGES
 from xgr_runtime.service._pb.xgr.v1 import recommend_pb2 as pb
-from xgr_runtime.service._pb.xgr.v1 import recommend_pb2_grpc, status_pb2
+from xgr_runtime.service._pb.xgr.v1 import recommend_pb2_grpc
 from xgr_runtime.service.rpc_errors import ServiceError, error_from_rpc
 from xgr_runtime.service.translate import request_from_proto
 from xgr_runtime.service.translate_result import result_from_proto, result_to_proto
@@ -75,14 +77,13 @@ def metadata_of(metadata: Any) -> dict[str, Any]:
 
 
 def violations(error: Any) -> list[tuple[str, str]]:
-    """The violations in the trailing metadata, by field numbers and type URL as google.rpc has them."""
-    data = metadata_of(error.trailing_metadata())["grpc-status-details-bin"]
-    status = status_pb2.RpcStatus.FromString(data)
+    """The violations as gRPC's own client library reads them; it also compares code and message of call and status."""
+    status = rpc_status.from_call(error)
     assert status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
-    assert status.message == error.details()
     (detail,) = status.details
     assert detail.type_url == "type.googleapis.com/google.rpc.BadRequest"
-    bad = status_pb2.BadRequest.FromString(detail.value)
+    bad = error_details_pb2.BadRequest()
+    assert detail.Unpack(bad)
     return [(v.field, v.description) for v in bad.field_violations]
 
 

@@ -1,8 +1,8 @@
 """Errors between the runtime and gRPC, in both directions.
 
 Status and details travel in HTTP trailers, which peers cut off at 8 KiB in all, so both are bounded: a request with a thousand
-faults must come back as INVALID_ARGUMENT and not as a reset stream. The messages in status.proto are wire-compatible with
-google.rpc.Status and google.rpc.BadRequest.
+faults must come back as INVALID_ARGUMENT and not as a reset stream. Of gRPC's rich error model only the messages are used:
+the helpers of grpcio-status pair a status with nothing but its details, and these calls end with a request id too.
 """
 
 from collections.abc import Iterable
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
 
 from xgr_runtime.errors import (
     DeadlineExceeded,
@@ -21,11 +22,9 @@ from xgr_runtime.errors import (
     XgrError,
     printable,
 )
-from xgr_runtime.service._pb.xgr.v1 import status_pb2
 
 DETAILS_KEY = "grpc-status-details-bin"
 REQUEST_ID_KEY = "x-request-id"
-BAD_REQUEST_TYPE = "type.googleapis.com/google.rpc.BadRequest"
 MAX_MESSAGE_BYTES = 1024
 MAX_DETAIL_BYTES = 2048
 REASON_KEY = "x-xgr-reason"
@@ -54,7 +53,7 @@ class ServiceError(XgrError, RuntimeError):
 
 @dataclass(frozen=True)
 class RpcFailure:
-    """What a failed call is answered with. details: a serialised RpcStatus, or empty. reason: of the trailing metadata."""
+    """What a failed call is answered with. details: a serialised google.rpc.Status, or empty. reason: of the trailing metadata."""
 
     code: grpc.StatusCode
     message: str
@@ -99,10 +98,10 @@ def error_from_rpc(
 def _bad_request(
     code: grpc.StatusCode, message: str, violations: Iterable[tuple[str, str]]
 ) -> bytes:
-    detail = status_pb2.BadRequest()
+    detail = error_details_pb2.BadRequest()
     dropped = 0
     for field, text in violations:
-        violation = status_pb2.BadRequest.FieldViolation(
+        violation = error_details_pb2.BadRequest.FieldViolation(
             field=_cut(field, MAX_FIELD_BYTES), description=_cut(text, MAX_FIELD_BYTES)
         )
         if dropped or detail.ByteSize() + violation.ByteSize() > MAX_DETAIL_BYTES:
@@ -111,8 +110,9 @@ def _bad_request(
             detail.field_violations.append(violation)
     if dropped:
         detail.field_violations.add(field="", description=f"and {dropped} more violations")
-    packed = AnyMessage(type_url=BAD_REQUEST_TYPE, value=detail.SerializeToString())
-    status = status_pb2.RpcStatus(code=code.value[0], message=message, details=[packed])
+    packed = AnyMessage()
+    packed.Pack(detail)
+    status = status_pb2.Status(code=code.value[0], message=message, details=[packed])
     return status.SerializeToString()
 
 
@@ -121,9 +121,9 @@ def _violations(details: str | bytes | None, message: str) -> list[tuple[str, st
         return [("request", message)]
     found = []
     try:
-        for detail in status_pb2.RpcStatus.FromString(details).details:
-            if detail.type_url == BAD_REQUEST_TYPE:
-                bad = status_pb2.BadRequest.FromString(detail.value)
+        for detail in status_pb2.Status.FromString(details).details:
+            bad = error_details_pb2.BadRequest()
+            if detail.Unpack(bad):
                 found += [(v.field, v.description) for v in bad.field_violations]
     except DecodeError:
         return [("request", message)]
