@@ -31,7 +31,8 @@ if _version_not_supported:
 
 
 class RecommendServiceStub(object):
-    """Missing associated documentation comment in .proto file."""
+    """Recommends items of a catalogue. Beside it the server answers grpc.health.v1.Health and gRPC's server reflection.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -47,17 +48,24 @@ class RecommendServiceStub(object):
 
 
 class RecommendServiceServicer(object):
-    """Missing associated documentation comment in .proto file."""
+    """Recommends items of a catalogue. Beside it the server answers grpc.health.v1.Health and gRPC's server reflection.
+    """
 
     def Recommend(self, request, context):
         """Runs the request's searches on one history.
 
+        grpcurl -plaintext -d '{"history_keys": {"values": ["B001", "B003"]}, "searches": [{"beam_width": 128, "num_results": 10,
+        "rules": {"require": [{"any_of": ["category:shoes", "category:boots"]}], "exclude_history": true}}]}' \
+        -H 'x-request-id: example-1' -max-time 0.5 127.0.0.1:50051 xgr.v1.RecommendService/Recommend
+
+        The call's deadline is obeyed: a request that cannot be answered in time gives up its place in the queue.
+
         Status: INVALID_ARGUMENT (every field violation is listed in the message and, as google.rpc.BadRequest, in the trailing
         metadata "grpc-status-details-bin"), NOT_FOUND (catalogue or version not loaded), RESOURCE_EXHAUSTED (queue full, or
-        message too large: the trailing metadata then holds "x-xgr-reason: REPLY_TOO_LARGE" if it is the reply), DEADLINE_EXCEEDED,
-        UNAVAILABLE (shutting down), INTERNAL. A search that failed because the model gave NaN or infinity is no RPC failure: see
-        SearchResult.status. The trailing metadata holds "x-request-id". User text in messages and reasons is cut and its control
-        characters are escaped.
+        message larger than limits.max_message_bytes, 4 MiB: the trailing metadata then holds "x-xgr-reason: REPLY_TOO_LARGE" if it
+        is the reply), DEADLINE_EXCEEDED, UNAVAILABLE (shutting down), INTERNAL. A search that failed because the model gave NaN or
+        infinity is no RPC failure: see SearchResult.status. The trailing metadata holds "x-request-id". User text in messages and
+        reasons is cut and its control characters are escaped.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -80,7 +88,8 @@ def add_RecommendServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RecommendService(object):
-    """Missing associated documentation comment in .proto file."""
+    """Recommends items of a catalogue. Beside it the server answers grpc.health.v1.Health and gRPC's server reflection.
+    """
 
     @staticmethod
     def Recommend(request,
