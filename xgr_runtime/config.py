@@ -90,12 +90,15 @@ class SchedulerConfig:
 class CacheConfig:
     """History KV pages, catalogue slots, rule sets.
 
-    num_pages 0: enough for a full batch. max_levels 0: as many as the configured catalogues have. catalog_slots and
+    num_pages 0: enough for a full batch and prefix_cache_bytes beyond it, which keep histories for returning users while
+    prefix_cache is true; a num_pages of your own is all there is, for batches and the cache alike. max_levels 0: as many as the configured catalogues have. catalog_slots and
     catalog_headroom: versions loaded at once per catalogue, and how much larger a later version may be in place.
     """
 
     page_size_tokens: int = 16
     num_pages: int = 0
+    prefix_cache: bool = True
+    prefix_cache_bytes: int = 1024 * 1024 * 1024
     catalog_slots: int = 2
     catalog_headroom: float = 1.25
     rule_rows: int = 8

@@ -34,6 +34,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "scheduler.patience_ms": (0, 3_600_000),
     "cache.page_size_tokens": (1, 2**12),
     "cache.num_pages": (0, 2**22),
+    "cache.prefix_cache_bytes": (0, 2**40),
     "cache.catalog_slots": (1, 64),
     "cache.catalog_headroom": (1, 16),
     "cache.rule_rows": (1, 2**12),

@@ -38,7 +38,7 @@ def test_pages_and_bytes_of_a_history(tmp_path: Path) -> None:
             scheduler=SchedulerConfig(
                 max_batch_rows=width, max_batch_tokens=128, max_batch_histories=2, max_wait_ms=0.0
             ),
-            cache=CacheConfig(page_size_tokens=PAGE),
+            cache=CacheConfig(page_size_tokens=PAGE, prefix_cache=False),
         )
         with make_engine(config) as engine:
             pages = engine.runner.kv.shared.all_pages
@@ -47,7 +47,7 @@ def test_pages_and_bytes_of_a_history(tmp_path: Path) -> None:
             run = engine.worker.run
 
             def counted(batch: Batch) -> BatchOutput:
-                used.append(engine.allocator.num_used)  # noqa: B023 - called inside this turn only
+                used.append(engine.pages.num_in_use)  # noqa: B023 - called inside this turn only
                 return run(batch)  # noqa: B023
 
             engine.worker.run = counted  # type: ignore[method-assign]
@@ -57,7 +57,7 @@ def test_pages_and_bytes_of_a_history(tmp_path: Path) -> None:
             is_written = ~pages[0, 1:, :, 0, 0].isnan()
             written_bytes = int((~pages[:, 1:].isnan()).sum()) * pages.element_size()
             measured[width] = (used, int(is_written.sum()), written_bytes, pages.nbytes)
-            assert engine.allocator.num_used == 0
+            assert engine.pages.num_in_use == 0
             own = engine.runner.kv.unshared
             assert own.num_slots == width
     assert measured[1] == measured[1024]

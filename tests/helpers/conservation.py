@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from xgr_runtime.kvcache.allocator import PageAllocator
+from xgr_runtime.kvcache.prefix_cache import PrefixCache
 from xgr_runtime.xschedule.engine import Engine
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class PageWatch:
 
     def __init__(self) -> None:
         self._of_this_test: list[PageAllocator] = []
-        self._of_engines: list[PageAllocator] = []
+        self._of_engines: list[PrefixCache] = []
         self._older: weakref.WeakSet[PageAllocator] = weakref.WeakSet()
         self._engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
@@ -44,7 +45,7 @@ class PageWatch:
         def init_engine(engine: Engine, *args: object, **kwargs: object) -> None:
             make_engine(engine, *args, **kwargs)  # type: ignore[arg-type]
             self._engines.add(engine)
-            self._of_engines.append(engine.allocator)
+            self._of_engines.append(engine.pages)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(PageAllocator, "__init__", init_allocator)
@@ -57,16 +58,17 @@ class PageWatch:
         of_engines, self._of_engines = self._of_engines, []
         self._older.update(current)
         engines = list(self._engines)
-        allocators = [*of_engines, *(engine.allocator for engine in engines)]
+        pools = [*of_engines, *(engine.pages for engine in engines)]
         end_s = time.monotonic() + REST_S
-        while any(map(_held_by, engines)) or any(a.num_used for a in allocators):
+        while any(map(_held_by, engines)) or any(pool.num_in_use for pool in pools):
             if time.monotonic() > end_s:
                 break
             time.sleep(0.005)
         for allocator in list(self._older):
             allocator.check_conservation()
-        for allocator in allocators:
-            assert not allocator.num_used, f"{allocator.num_used} pages are held by no request"
+        for pool in pools:
+            pool.check_conservation()
+            assert not pool.num_in_use, f"{pool.num_in_use} pages are held by no request"
         for engine in engines:
             assert not _held_by(engine), f"an idle engine still holds {_held_by(engine)}"
 

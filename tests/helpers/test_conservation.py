@@ -28,7 +28,7 @@ def test_a_lost_page_is_seen() -> None:
     lose_a_page(allocator)
     with pytest.raises(AssertionError, match="lost pages"):
         watch.check()
-    allocator._free.append(1)  # the session's own watch looks at it too
+    allocator._freed.append(1)  # the session's own watch looks at it too
 
 
 def test_an_allocator_that_lives_on_is_checked_again() -> None:
@@ -39,7 +39,7 @@ def test_an_allocator_that_lives_on_is_checked_again() -> None:
     lose_a_page(allocator)
     with pytest.raises(AssertionError, match="lost pages"):
         watch.check()
-    allocator._free.append(1)
+    allocator._freed.append(1)
 
 
 def test_pages_in_use_are_no_loss() -> None:
@@ -58,10 +58,10 @@ def test_what_an_idle_engine_holds_is_seen(tmp_path: Path, monkeypatch: pytest.M
     with watch.watching(), table_engine(LogitTable(4), {"main": path}) as engine:
         engine.recommend([prompt_request([1])])
         watch.check()
-        pages = engine.allocator.allocate(2)
+        pages = engine.pages.allocate(2)
         with pytest.raises(AssertionError, match="2 pages are held by no request"):
             watch.check()
-        engine.allocator.free(pages)
+        engine.pages.allocator.free(pages)
         loaded = engine.catalogs.pin("main")
         with pytest.raises(AssertionError, match=r"an idle engine still holds .*pins of main"):
             watch.check()

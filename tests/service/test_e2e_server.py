@@ -106,11 +106,11 @@ async def send(
 
 def wait_until_idle(engine: Engine) -> None:
     end = time.monotonic() + 10
-    total = engine.allocator.num_pages - 1
-    while engine.describe()["num_waiting"] or engine.allocator.num_free != total:
+    total = engine.pages.allocator.num_pages - 1
+    while engine.describe()["num_waiting"] or engine.pages.num_available != total:
         assert time.monotonic() < end, engine.describe()
         time.sleep(0.01)
-    engine.allocator.check_conservation()
+    engine.pages.check_conservation()
 
 
 def test_500_concurrent_requests_are_right_or_have_a_proper_status(

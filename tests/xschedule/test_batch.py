@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.xschedule.states import Pinned, make_state
 from xgr_runtime.config import SchedulerConfig
 from xgr_runtime.kvcache.allocator import PageAllocator
+from xgr_runtime.kvcache.prefix_cache import PrefixCache
 from xgr_runtime.xschedule.batch import (
     Batch,
     BatchOutput,
@@ -29,13 +30,13 @@ if TYPE_CHECKING:
 
 
 def make_batch() -> Batch:
-    scheduler = Scheduler(SchedulerConfig(), PageAllocator(100), 4)
+    scheduler = Scheduler(SchedulerConfig(), PrefixCache(PageAllocator(100)), 4)
     pinned = Pinned(3)
     scheduler.add(make_state("a", pinned, num_tokens=5, widths=(3, 1), expression_number=2))
     scheduler.add(make_state("b", pinned, num_tokens=1, widths=(2, 7), is_excluding=True))
     scheduled = scheduler.schedule(0.0, is_draining=True)
     assert scheduled is not None
-    scheduler.complete(scheduled)
+    scheduler.complete(scheduled, None)
     return scheduled.batch
 
 
@@ -43,17 +44,19 @@ def make_batch() -> Batch:
     lengths=st.lists(st.integers(1, 20), min_size=1, max_size=6),
     page_size=st.integers(1, 8),
     seed=st.integers(0, 1000),
+    is_cached=st.booleans(),
 )
-def test_packing(lengths: list[int], page_size: int, seed: int) -> None:
+def test_packing(lengths: list[int], page_size: int, seed: int, is_cached: bool) -> None:
     rng = np.random.default_rng(seed)
     prompts = [rng.integers(0, 1000, n) for n in lengths]
     counts = [-(-n // page_size) for n in lengths]
     shuffled = (rng.permutation(sum(counts)) + 1).tolist()
     pages = [[shuffled.pop() for _ in range(count)] for count in counts]
-    packed = pack_histories(prompts, pages, page_size)
+    cached = [int(rng.integers(n)) if is_cached else 0 for n in lengths]
+    packed = pack_histories(prompts, pages, page_size, cached if is_cached else None)
     tokens, positions, slots, starts = [], [], [], [0]
-    for prompt, owned in zip(prompts, pages, strict=True):
-        for position, token in enumerate(prompt.tolist()):
+    for prompt, owned, num_cached in zip(prompts, pages, cached, strict=True):
+        for position, token in list(enumerate(prompt.tolist()))[num_cached:]:
             tokens.append(token)
             positions.append(position)
             slots.append(owned[position // page_size] * page_size + position % page_size)
@@ -64,6 +67,8 @@ def test_packing(lengths: list[int], page_size: int, seed: int) -> None:
     assert len(set(slots)) == len(slots)
     assert packed.q_start_H1.tolist() == starts
     assert packed.kv_lens_H.tolist() == lengths
+    assert packed.num_prompt_tokens == sum(lengths)
+    assert packed.num_scheduled_tokens == sum(lengths) - sum(cached)
     for row, owned in zip(packed.page_table_HP.tolist(), pages, strict=True):
         assert row == owned + [0] * (max(counts) - len(owned))
     types = (packed.token_ids_T.dtype, packed.q_start_H1.dtype, packed.page_table_HP.dtype)

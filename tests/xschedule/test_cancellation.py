@@ -59,7 +59,7 @@ def test_cancelling_a_running_request_keeps_its_mates_and_its_version(
     mate = engine.submit_future(request_of("mate", history(oracle)))
     wait_until(lambda: engine._scheduler.num_queued == 2)
     assert first.cancel()
-    assert engine.allocator.num_used > 0, "the batch still runs on its pages"
+    assert engine.pages.num_in_use > 0, "the batch still runs on its pages"
     (version,) = engine.describe()["catalogs"]["main"]["versions"].values()
     assert version["num_pins"] == 3, "and on its version"
     gate.open()

@@ -68,7 +68,7 @@ def make_intake(file: Path, limits: LimitsConfig, template: TemplateConfig | Non
     head = Head(torch.zeros(VOCAB, 4))
     store = CatalogStore(CacheConfig(), CpuDevice(), head, cache, 4, lambda _: None)
     store.activate("main", store.load("main", str(file), None))
-    return Intake(config, Template.from_config(config.template), store, cache, VOCAB)
+    return Intake(config, Template.from_config(config.template), store, cache, VOCAB, None)
 
 
 def prepare(intake: Intake, request: RecRequest, now: float = 0.0) -> RequestState:

@@ -13,14 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.xschedule.states import Pinned, expression, make_state
+from tests.xschedule.states import Pinned, expression, make_state, output_of
 from xgr_runtime.config import SchedulerConfig
 from xgr_runtime.errors import DeadlineExceeded, Overloaded
 from xgr_runtime.kvcache.allocator import PageAllocator
+from xgr_runtime.kvcache.prefix_cache import PrefixCache
 from xgr_runtime.xschedule.scheduler import Scheduler, fail_expired
 
 if TYPE_CHECKING:
-    from xgr_runtime.types import Normalization
+    from collections.abc import Collection
+
+    from xgr_runtime.types import Int64Array, Normalization
     from xgr_runtime.xbeam.rules import TagExpression
     from xgr_runtime.xschedule.request import RequestState
     from xgr_runtime.xschedule.scheduler import Scheduled
@@ -34,9 +37,14 @@ NUM_PAGES = 1 + 9  # a history of 24 tokens takes six: pages are the tightest ca
 
 @dataclass(frozen=True)
 class Arrival:
-    """One request of the traffic; cancel_after_s from its arrival, when it is still queued."""
+    """One request of the traffic; cancel_after_s from its arrival, when it is still queued.
+
+    user: whose history it is, a stream of tokens of his own from `window` on; users of an even number begin alike.
+    """
 
     gap_s: float
+    user: int
+    window: int
     num_tokens: int
     widths: tuple[int, int]
     slot: int
@@ -50,6 +58,8 @@ class Arrival:
 arrivals = st.builds(
     Arrival,
     gap_s=st.sampled_from([0.0, 0.001, 0.004, 0.02]),
+    user=st.integers(0, 3),
+    window=st.sampled_from([0, 0, 0, 1]),
     num_tokens=st.integers(1, 24),
     widths=st.tuples(st.integers(1, 20), st.integers(1, 20)),
     slot=st.integers(0, 1),
@@ -67,10 +77,14 @@ class Simulation:
 
     pinned: list[Pinned] = field(default_factory=lambda: [Pinned(0, 3), Pinned(1, 9)])
     now: float = 0.0
+    is_caching: bool = True
+    num_cached_tokens: int = 0
 
     def __post_init__(self) -> None:
-        self.allocator = PageAllocator(NUM_PAGES)
-        self.scheduler = Scheduler(CONFIG, self.allocator, PAGE)
+        self.pages = PrefixCache(PageAllocator(NUM_PAGES))
+        self.scheduler = Scheduler(CONFIG, self.pages, PAGE)
+        # What each token slot of the device holds: keys and values are a function of all tokens up to their own.
+        self.memory: dict[int, tuple[int, ...]] = {}
         self.queued: list[RequestState] = []
         self.ran: list[RequestState] = []
         self.expired: list[RequestState] = []
@@ -90,13 +104,17 @@ class Simulation:
             else self.now + arrival.deadline_after_s,
             expression_number=arrival.expression_number,
             is_excluding=arrival.is_excluding,
+            prompt=prompt_of(arrival),
+            page_size=PAGE if self.is_caching else None,
         )
         self.scheduler.add(state)
         self.queued.append(state)
         return state
 
-    def step(self, run_s: float, *, is_draining: bool = False) -> bool:
-        """Expire, schedule, check, run; whether a batch ran."""
+    def step(
+        self, run_s: float, *, is_draining: bool = False, failed: Collection[int] | None = ()
+    ) -> bool:
+        """Expire, schedule, check, run; whether a batch ran. failed: histories whose search fails, None: the batch."""
         for state in self.scheduler.expire(self.now):
             assert state.request.deadline_s is not None
             assert state.request.deadline_s <= self.now
@@ -116,15 +134,45 @@ class Simulation:
             self.ran.append(state)
         assert self.scheduler.num_queued == len(self.queued)
         self.now += run_s
-        self.scheduler.complete(scheduled)
-        assert self.allocator.num_used == 0
+        self.write(scheduled, failed)
+        output = None if failed is None else output_of(scheduled.batch, failed)
+        self.scheduler.complete(scheduled, output)
+        self.pages.check_conservation()
+        assert self.pages.num_in_use == 0
+        if not self.is_caching:
+            assert self.pages.num_cached == 0
+        if failed is None:
+            self.rows.clear()
         return True
+
+    def write(self, scheduled: Scheduled, failed: Collection[int] | None) -> None:
+        """Play the prefill: cached tokens are read and checked, new ones written, rubbish where it failed."""
+        packed = scheduled.batch.histories
+        for h, state in enumerate(scheduled.states):
+            prompt = tuple(state.prompt_token_ids.tolist())
+            table = packed.page_table_HP[h].tolist()
+            slots = [table[i // PAGE] * PAGE + i % PAGE for i in range(len(prompt))]
+            new = slice(packed.q_start_H1[h], packed.q_start_H1[h + 1])
+            num_new = new.stop - new.start
+            num_cached = len(prompt) - num_new
+            assert num_new >= 1
+            assert state.num_cached_tokens == num_cached
+            assert packed.kv_slots_T[new].tolist() == slots[num_cached:]
+            assert packed.token_ids_T[new].tolist() == list(prompt[num_cached:])
+            for i in range(num_cached):
+                assert self.memory[slots[i]] == prompt[: i + 1], (
+                    "a cached page holds another prefix"
+                )
+            is_failed = failed is None or h in failed
+            for i in range(num_cached, len(prompt)):
+                self.memory[slots[i]] = () if is_failed else prompt[: i + 1]
+        self.num_cached_tokens += packed.num_prompt_tokens - packed.num_scheduled_tokens
 
     def check(self, scheduled: Scheduled) -> None:
         batch, states = scheduled.batch, scheduled.states
         (group,) = batch.groups
         assert 1 <= len(states) <= CONFIG.max_batch_histories
-        assert sum(s.num_tokens for s in states) <= CONFIG.max_batch_tokens
+        assert batch.histories.num_scheduled_tokens <= CONFIG.max_batch_tokens
         assert sum(max(s.searches[0].widths) for s in states) <= CONFIG.max_batch_rows
         assert {(s.searches[0].pinned.slot_index, s.searches[0].normalization) for s in states} == {
             (group.slot_index, group.normalization)
@@ -146,11 +194,13 @@ class Simulation:
         assert list(states) == self.most_urgent_group()[: len(states)]
 
     def check_pages(self, states: tuple[RequestState, ...]) -> None:
-        pages = [page for s in states for page in s.pages]
-        assert len(set(pages)) == len(pages)
-        assert 0 not in pages, "the null page belongs to padding"
+        cached = [page for s in states for page in s.pages[: s.num_cached_tokens // PAGE]]
+        new = [page for s in states for page in s.pages[s.num_cached_tokens // PAGE :]]
+        assert len(set(new)) == len(new)
+        assert not set(cached) & set(new), "a page that is read is not written"
+        assert 0 not in [*cached, *new], "the null page belongs to padding"
         assert all(len(s.pages) == -(-s.num_tokens // PAGE) for s in states)
-        assert self.allocator.num_used == len(pages)
+        assert self.pages.num_in_use == len({*cached, *new})
 
     def check_rules(self, scheduled: Scheduled) -> None:
         """Each search reads a row that holds its expression after the batch's writes, and a scratch row of its own."""
@@ -167,9 +217,28 @@ class Simulation:
         assert scratch == list(range(len(scratch)))
 
 
-@given(traffic=st.lists(arrivals, max_size=40), run_s=st.sampled_from([0.0, 0.003, 0.05]))
-def test_every_batch_keeps_the_contract(traffic: list[Arrival], run_s: float) -> None:
-    sim = Simulation()
+def prompt_of(arrival: Arrival) -> Int64Array:
+    """The tokens of a user from the start of his window."""
+    stream = np.arange(100, dtype=np.int64) + 1000 * arrival.user
+    if arrival.user % 2 == 0:
+        stream[:6] = np.arange(6)
+    return stream[arrival.window : arrival.window + arrival.num_tokens]
+
+
+@given(
+    traffic=st.lists(arrivals, max_size=40),
+    run_s=st.sampled_from([0.0, 0.003, 0.05]),
+    is_caching=st.booleans(),
+    failures=st.lists(st.sampled_from([(), (), (), (0,), (1,), None]), min_size=1, max_size=5),
+)
+def test_every_batch_keeps_the_contract(
+    traffic: list[Arrival],
+    run_s: float,
+    is_caching: bool,
+    failures: list[tuple[int, ...] | None],
+) -> None:
+    sim = Simulation(is_caching=is_caching)
+    ends_of_batches = itertools.cycle(failures)
     cancels: list[tuple[float, RequestState]] = []
     for number, arrival in enumerate(traffic):
         sim.now += arrival.gap_s
@@ -183,7 +252,7 @@ def test_every_batch_keeps_the_contract(traffic: list[Arrival], run_s: float) ->
             if was_queued:
                 sim.queued.remove(cancelled)
                 sim.cancelled.append(cancelled)
-        sim.step(run_s)
+        sim.step(run_s, failed=next(ends_of_batches))
     for _ in range(3 * len(traffic) + 1):
         if not sim.queued:
             break
@@ -191,19 +260,19 @@ def test_every_batch_keeps_the_contract(traffic: list[Arrival], run_s: float) ->
         assert wait is not None
         num_left = len(sim.queued)
         sim.now += wait
-        sim.step(run_s)
+        sim.step(run_s, failed=next(ends_of_batches))
         assert len(sim.queued) < num_left, "after the announced wait something runs or expires"
     assert not sim.queued
     assert sim.scheduler.wait_s(sim.now) is None
     ends = [*sim.ran, *sim.expired, *sim.cancelled]
     assert sorted(int(s.request.request_id) for s in ends) == list(range(len(traffic)))
-    sim.allocator.check_conservation()
-    assert sim.allocator.num_free == NUM_PAGES - 1
+    sim.pages.check_conservation()
+    assert sim.pages.num_available == NUM_PAGES - 1
 
 
 def plain(**changes: object) -> Arrival:
     values = {
-        "gap_s": 0.0, "num_tokens": 4, "widths": (2, 2), "slot": 0, "normalization": "vocab",
+        "gap_s": 0.0, "user": 0, "window": 0, "num_tokens": 4, "widths": (2, 2), "slot": 0, "normalization": "vocab",
         "deadline_after_s": None, "cancel_after_s": None, "expression_number": 0,
         "is_excluding": False,
     }  # fmt: skip
@@ -294,6 +363,41 @@ def test_a_batch_waits_for_its_own_group_alone() -> None:
     assert sim.ran == [urgent, patient]
 
 
+def test_a_returning_user_pays_for_what_is_new() -> None:
+    sim = Simulation()
+    cached = []
+    for number, (user, window, num_tokens) in enumerate(
+        [(1, 0, 10), (1, 0, 13), (1, 0, 12), (1, 0, 13), (1, 1, 12), (0, 0, 8), (2, 0, 8)]
+    ):
+        state = sim.add(number, plain(user=user, window=window, num_tokens=num_tokens))
+        assert sim.step(0.0, is_draining=True)
+        cached.append(state.num_cached_tokens)
+    # Pages of 4: 2 full ones of 10 tokens; all 3 of 12 would leave no token to compute; a moved window finds nothing;
+    # users 0 and 2 share 6 tokens, one page.
+    assert cached == [0, 8, 8, 12, 0, 0, 4]
+
+
+def test_the_longest_unused_history_is_evicted_and_those_in_use_never() -> None:
+    sim = Simulation()  # 9 pages, a history of 13 tokens takes 4 and leaves 3
+    for number, user in enumerate([1, 3, 1]):
+        sim.add(number, plain(user=user, num_tokens=13))
+        assert sim.step(0.0, is_draining=True)
+    assert (sim.pages.num_cached, sim.pages.num_evicted) == (6, 0)
+    states = [
+        sim.add(10, plain(user=1, num_tokens=13)),
+        sim.add(11, plain(user=0, num_tokens=17)),
+        sim.add(12, plain(user=3, num_tokens=13)),
+    ]
+    assert sim.step(0.0, is_draining=True)
+    # 3 pinned and 1 new page, then 5 of 5: the pages of user 3 made room, and he has to wait.
+    assert [len(s.pages) for s in sim.ran[-2:]] == [0, 0]
+    assert sim.ran[-2:] == states[:2]
+    assert [s.num_cached_tokens for s in states] == [12, 0, 0]
+    assert sim.pages.num_evicted == 3
+    assert sim.step(0.0, is_draining=True)
+    assert states[2].num_cached_tokens == 0
+
+
 def test_a_full_queue_refuses() -> None:
     sim = Simulation()
     for number in range(CONFIG.max_queue):
@@ -311,14 +415,14 @@ def test_a_failed_batch_forgets_what_it_may_not_have_written() -> None:
     scheduled = sim.scheduler.schedule(0.0, is_draining=True)
     assert scheduled is not None
     assert [e for _, e in scheduled.batch.groups[0].rule_loads] == [first.searches[0].expression]
-    sim.scheduler.complete(scheduled, has_failed=True)
+    sim.scheduler.complete(scheduled, None)
     sim.queued.clear()
     for has_to_write in (True, False):
         sim.add(1, plain(expression_number=1))
         scheduled = sim.scheduler.schedule(0.0, is_draining=True)
         assert scheduled is not None
         assert bool(scheduled.batch.groups[0].rule_loads) == has_to_write
-        sim.scheduler.complete(scheduled)
+        sim.scheduler.complete(scheduled, output_of(scheduled.batch))
 
 
 def test_expired_requests_hear_how_long_they_waited() -> None:
@@ -337,7 +441,7 @@ def test_batches_are_numbered() -> None:
         sim.add(number, plain())
         scheduled = sim.scheduler.schedule(0.0, is_draining=True)
         assert scheduled is not None
-        sim.scheduler.complete(scheduled)
+        sim.scheduler.complete(scheduled, output_of(scheduled.batch))
         numbers.append(scheduled.batch.batch_id)
     assert all(one < two for one, two in itertools.pairwise(numbers))
 

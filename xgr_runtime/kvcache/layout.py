@@ -16,7 +16,7 @@ from xgr_runtime.kvcache.allocator import num_pages_of
 
 # placement: the options that its size follows
 _OPTIONS = {
-    "paged": "cache.num_pages, or scheduler.max_batch_tokens where that is 0",
+    "paged": "cache.num_pages, or where that is 0 cache.prefix_cache_bytes or scheduler.max_batch_tokens",
     "rows": "scheduler.max_batch_rows",
 }
 

@@ -7,7 +7,7 @@ beam rows per level.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from xgr_runtime.kvcache.allocator import NULL_PAGE
 from xgr_runtime.types import Int64Array, Normalization
 from xgr_runtime.xbeam.rules import TagExpression
+from xgr_runtime.xschedule.stage_times import StageTimes
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -37,8 +38,9 @@ class RuleRow:
 class PackedHistories:
     """H histories with T new tokens in all.
 
-    token_ids_T, positions_T int64; kv_slots_T int64 (page * page size + offset) of every new token. q_start_H1: token
-    range of each history; kv_lens_H: its tokens in the shared KV; page_table_HP int32, padded with the null page.
+    token_ids_T, positions_T int64; kv_slots_T int64 (page * page size + offset) of every new token. q_start_H1: range
+    of each history's new tokens; kv_lens_H: all its tokens in the shared KV, cached ones first; page_table_HP int32,
+    padded with the null page.
     """
 
     token_ids_T: Int64Array
@@ -51,6 +53,16 @@ class PackedHistories:
     @property
     def num_histories(self) -> int:
         return len(self.kv_lens_H)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all histories, cached ones included."""
+        return int(self.kv_lens_H.sum())
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        """New tokens, which the prefill runs over."""
+        return len(self.token_ids_T)
 
 
 @dataclass(frozen=True)
@@ -126,9 +138,10 @@ class GroupOutput:
 
 @dataclass(frozen=True)
 class BatchOutput:
-    """What came back, in the order of the batch's groups."""
+    """What came back, in the order of the batch's groups, and how long the stages took."""
 
     groups: tuple[GroupOutput, ...]
+    times: StageTimes = field(default_factory=StageTimes)
 
 
 def _starts(sizes: npt.NDArray[np.integer]) -> Int32Array:
@@ -136,22 +149,33 @@ def _starts(sizes: npt.NDArray[np.integer]) -> Int32Array:
 
 
 def pack_histories(
-    prompts: Sequence[Int64Array], pages: Sequence[Sequence[int]], page_size: int
+    prompts: Sequence[Int64Array],
+    pages: Sequence[Sequence[int]],
+    page_size: int,
+    num_cached_tokens: Sequence[int] | None = None,
 ) -> PackedHistories:
-    """Pack prompts (token ids) whose tokens go to `pages`, in order, `page_size` tokens a page."""
+    """Pack prompts (token ids) whose tokens go to `pages`, in order, `page_size` tokens a page.
+
+    The first num_cached_tokens of each are in their pages already (default: none), but never a whole prompt.
+    """
     lengths = np.asarray([len(prompt) for prompt in prompts], dtype=np.int64)
+    cached = np.asarray(num_cached_tokens or [0] * len(prompts), dtype=np.int64)
+    assert (cached < lengths).all(), (cached, lengths)
     num_pages = max((len(p) for p in pages), default=1) or 1
     table = np.full((len(prompts), num_pages), NULL_PAGE, dtype=np.int32)
     for row, owned in zip(table, pages, strict=True):
         row[: len(owned)] = owned
-    positions = np.concatenate([np.arange(n, dtype=np.int64) for n in lengths])
-    history = np.repeat(np.arange(len(prompts)), lengths)
+    new = list(zip(cached, lengths, strict=True))
+    positions = np.concatenate([np.arange(first, end, dtype=np.int64) for first, end in new])
+    history = np.repeat(np.arange(len(prompts)), lengths - cached)
     page = table[history, positions // page_size].astype(np.int64)
     return PackedHistories(
-        token_ids_T=np.concatenate(prompts),
+        token_ids_T=np.concatenate(
+            [prompt[first:] for prompt, first in zip(prompts, cached, strict=True)]
+        ),
         positions_T=positions,
         kv_slots_T=page * page_size + positions % page_size,
-        q_start_H1=_starts(lengths),
+        q_start_H1=_starts(lengths - cached),
         kv_lens_H=lengths.astype(np.int32),
         page_table_HP=table,
     )

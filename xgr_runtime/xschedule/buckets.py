@@ -22,7 +22,7 @@ class SharedBucket:
 
 @dataclass(frozen=True)
 class PrefillBucket:
-    """Padded sizes of the histories of a batch."""
+    """Padded sizes of the histories of a batch. max_q: most new tokens of one history, max_kv with the cached ones."""
 
     num_tokens: int
     max_q: int
@@ -55,7 +55,7 @@ def prefill_bucket_of(
     max_kv = round_up(longest, c.max_history_tokens, is_coarse=is_coarse)
     return PrefillBucket(
         num_tokens=round_up(len(histories.token_ids_T), c.num_tokens, is_coarse=is_coarse),
-        max_q=max_kv,
+        max_q=_max_q(int(np.diff(histories.q_start_H1).max()), max_kv, is_coarse=is_coarse),
         shared=SharedBucket(
             num_histories=_power_of_two(histories.num_histories, c.num_histories),
             max_kv=max_kv,
@@ -76,6 +76,13 @@ def rounds_bucket_of(
         rows=tuple(round_up(int(n), c.num_rows, is_coarse=is_coarse) for n in totals),
         max_rows=tuple(round_up(int(n), c.num_rows, is_coarse=is_coarse) for n in largest),
     )
+
+
+def _max_q(longest: int, max_kv: int, *, is_coarse: bool) -> int:
+    """Where graphs are captured, few classes: all of a history new (or more than half of it), or a power of two."""
+    if not is_coarse:
+        return round_up(longest, max_kv, is_coarse=False)
+    return max_kv if 2 * longest > max_kv else _power_of_two(max(8, longest), max_kv)
 
 
 def _power_of_two(size: int, capacity: int) -> int:

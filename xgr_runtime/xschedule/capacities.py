@@ -38,7 +38,9 @@ def capacities_of(config: RuntimeConfig) -> Capacities:
     )
 
 
-def default_num_pages(config: RuntimeConfig) -> int:
-    """The null page, and enough for a full batch whose histories each waste part of a page."""
-    full = num_pages_of(config.scheduler.max_batch_tokens, config.cache.page_size_tokens)
-    return 1 + full + config.scheduler.max_batch_histories
+def default_num_pages(config: RuntimeConfig, page_bytes: int) -> int:
+    """The null page, a full batch whose histories each waste part of a page, and the budget of the prefix cache."""
+    cache = config.cache
+    full = num_pages_of(config.scheduler.max_batch_tokens, cache.page_size_tokens)
+    num_kept = cache.prefix_cache_bytes // page_bytes if cache.prefix_cache else 0
+    return 1 + full + config.scheduler.max_batch_histories + num_kept

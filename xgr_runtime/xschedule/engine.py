@@ -23,6 +23,7 @@ from xgr_runtime.hal.device import Device
 from xgr_runtime.hal.discovery import open_device
 from xgr_runtime.hal.registry import REFERENCE
 from xgr_runtime.kvcache.allocator import PageAllocator
+from xgr_runtime.kvcache.prefix_cache import PrefixCache, root_key
 from xgr_runtime.models.base import RecModel, check_positions
 from xgr_runtime.models.registry import load_model
 from xgr_runtime.models.version import checkpoint_digest
@@ -70,8 +71,10 @@ class Engine:
         capacities = capacities_of(config)
         check_positions(model, config.limits.max_prompt_tokens, capacities.num_levels)
         page_size = config.cache.page_size_tokens
-        num_pages = config.cache.num_pages or default_num_pages(config)
-        self.allocator = PageAllocator(num_pages)
+        page_bytes = model.kv_spec.page_bytes(page_size)
+        num_pages = config.cache.num_pages or default_num_pages(config, page_bytes)
+        self.pages = PrefixCache(PageAllocator(num_pages))
+        root = root_key(model_version, repr(model.kv_spec), page_size)
         runner = ModelRunner(
             model,
             device,
@@ -92,9 +95,14 @@ class Engine:
         )
         self.worker = Worker(device, runner, self.catalogs.by_slot, self._rule_cache)
         self._intake = Intake(
-            config, self._template, self.catalogs, self._rule_cache, model.vocab_size
+            config,
+            self._template,
+            self.catalogs,
+            self._rule_cache,
+            model.vocab_size,
+            root if config.cache.prefix_cache else None,
         )
-        self._scheduler = Scheduler(config.scheduler, self.allocator, page_size)
+        self._scheduler = Scheduler(config.scheduler, self.pages, page_size)
         self._wake = threading.Condition()
         self._num_waiting = 0
         self._totals = Totals()
@@ -215,6 +223,11 @@ class Engine:
         """Free a loaded version that is neither active nor in use."""
         self.catalogs.retire(name, version)
 
+    def reset_prefix_cache(self) -> int:
+        """Forget every cached history that no running batch reads; returns how many pages that freed."""
+        with self._wake:
+            return self.pages.reset()
+
     def describe(self) -> dict[str, Any]:
         """Device, model, catalogues, bound providers, totals since the start and the queue, as plain data."""
         memory = self.device.memory()
@@ -230,7 +243,10 @@ class Engine:
             ),
             **self._totals.describe(),
             "num_waiting": self._num_waiting,
-            "num_free_pages": self.allocator.num_free,
+            "num_free_pages": self.pages.num_available,
+            "num_cached_pages": self.pages.num_cached,
+            "num_pages_in_use": self.pages.num_in_use,
+            "num_prefix_evicted_pages": self.pages.num_evicted,
         }
 
     def drain(self, timeout_s: float) -> bool:
@@ -341,7 +357,7 @@ class Engine:
 
     def _run(self, scheduled: Scheduled) -> None:
         """Run a batch and resolve its futures. A batch that fails fails its own requests only."""
-        has_failed = False
+        output: BatchOutput | None = None
         try:
             output = self.worker.run(scheduled.batch)
             end_s = time.monotonic()
@@ -356,11 +372,11 @@ class Engine:
                 ", ".join(scheduled.batch.request_ids),
             )
             outcomes = [error] * len(scheduled.states)
-            has_failed = True
+            output = None
         else:
             self._totals.add(scheduled.batch, output)
         with self._wake:
-            self._scheduler.complete(scheduled, has_failed=has_failed)
+            self._scheduler.complete(scheduled, output)
         for state in scheduled.states:
             self._release(state)
         for state, outcome in zip(scheduled.states, outcomes, strict=True):
@@ -383,7 +399,7 @@ class Engine:
             num_history_used=state.num_history_used,
             num_history_unknown=state.num_history_unknown,
             num_prompt_tokens=state.num_tokens,
-            num_cached_tokens=0,
+            num_cached_tokens=state.num_cached_tokens,
             model_version=self.model_version,
             template_version=self._template.version,
             timings=timings(state, end_s),

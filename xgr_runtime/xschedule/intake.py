@@ -10,6 +10,7 @@ import numpy as np
 
 from xgr_runtime.config import RuntimeConfig
 from xgr_runtime.errors import InvalidRequest
+from xgr_runtime.kvcache.prefix_cache import page_keys
 from xgr_runtime.types import Int64Array, RecRequest, Search
 from xgr_runtime.xbeam.rules import Cleared, RuleCache, TagExpression, clear_exclusions
 from xgr_runtime.xbeam.template import Template
@@ -24,13 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Intake:
-    """What preparing a request needs."""
+    """What preparing a request needs. prefix_root: parent key of the first page of every history; None: no reuse."""
 
     config: RuntimeConfig
     template: Template
     catalogs: "CatalogStore"
     rule_cache: RuleCache
     vocab_size: int
+    prefix_root: bytes | None
 
     def prepare(self, request: RecRequest, now: float) -> RequestState:
         """Check and resolve a request; pins the catalogue version of each search (released by the caller).
@@ -61,7 +63,13 @@ class Intake:
             num_history_unknown=history.num_unknown,
             arrival_s=now,
             due_s=due_s if request.deadline_s is None else min(due_s, request.deadline_s),
+            page_keys=self._page_keys(history.token_ids),
         )
+
+    def _page_keys(self, token_ids: Int64Array) -> tuple[bytes, ...]:
+        if self.prefix_root is None:
+            return ()
+        return page_keys(self.prefix_root, token_ids, self.config.cache.page_size_tokens)
 
     def _default_catalog(self) -> str:
         config = self.config

@@ -60,6 +60,8 @@ class RequestState:
     """A request from submission to its result. due_s orders the queue; the request's own deadline ends it.
 
     is_scheduled: it is or was part of a batch, whose end gives back what it holds; before, its own end does.
+    page_keys: the prefix-cache key of each full page of the prompt, empty with the cache off. pages, num_cached_tokens:
+    once scheduled, its pages in order, and how many of its first tokens they already hold.
     """
 
     request: RecRequest
@@ -69,8 +71,10 @@ class RequestState:
     num_history_unknown: int
     arrival_s: float
     due_s: float
+    page_keys: Sequence[bytes] = ()
     future: "Future[RecResult]" = field(default_factory=Future)
     pages: Sequence[int] = ()
+    num_cached_tokens: int = 0
     start_s: float = 0.0
     is_scheduled: bool = False
 

@@ -3,19 +3,20 @@
 Earliest due first; a request is due at its deadline, and after the configured patience at the latest, so none can
 starve behind more urgent ones. A batch takes requests of the most urgent one's group (catalogue slot, normalisation);
 the others wait for a later batch. It is closed when a capacity is reached or a request of that group has waited
-`max_wait_ms`.
+`max_wait_ms`. Pages of histories that are cached count neither as new tokens nor as new pages.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from xgr_runtime.config import SchedulerConfig
 from xgr_runtime.errors import DeadlineExceeded, Overloaded
-from xgr_runtime.kvcache.allocator import PageAllocator, num_pages_of
+from xgr_runtime.kvcache.allocator import num_pages_of
+from xgr_runtime.kvcache.prefix_cache import PrefixCache
 from xgr_runtime.xbeam.rules import TagExpression
-from xgr_runtime.xschedule.batch import Batch, RuleRow, SearchGroup, pack_histories
+from xgr_runtime.xschedule.batch import Batch, BatchOutput, RuleRow, SearchGroup, pack_histories
 from xgr_runtime.xschedule.request import RequestState
 
 
@@ -34,9 +35,9 @@ class Scheduled:
 class Scheduler:
     """Holds the queue. The caller serialises all calls."""
 
-    def __init__(self, config: SchedulerConfig, allocator: PageAllocator, page_size: int) -> None:
+    def __init__(self, config: SchedulerConfig, pages: PrefixCache, page_size: int) -> None:
         self._config = config
-        self._allocator = allocator
+        self._pages = pages
         self._page_size = page_size
         self._queue: list[RequestState] = []
         self._num_batches = 0
@@ -95,22 +96,55 @@ class Scheduler:
             return None
         rows = self._place_rules(picked)
         picked = picked[: len(rows)]
+        self._take_pages(picked)
         for state in picked:
-            state.pages = self._allocator.allocate(self._num_pages(state))
             state.start_s = now
             state.is_scheduled = True
             self._queue.remove(state)
         places = tuple(((0, index),) for index in range(len(picked)))
         return Scheduled(self._build(picked, rows), tuple(picked), places)
 
-    def complete(self, scheduled: Scheduled, *, has_failed: bool = False) -> None:
-        """Give back what the batch held. A failed one may not have written its rule sets: their rows are forgotten."""
-        for state in scheduled.states:
-            self._allocator.free(state.pages)
+    def complete(self, scheduled: Scheduled, output: BatchOutput | None) -> None:
+        """Give back what the batch held; whole pages of its histories stay cached. output None: the batch failed.
+
+        A failed batch may have written neither its pages nor its rule sets: both are forgotten. So are the pages of a
+        history whose search failed.
+        """
+        failed = self._failed_histories(scheduled, output)
+        for number, state in enumerate(scheduled.states):
+            self._pages.release(
+                state.page_keys,
+                state.pages,
+                state.num_cached_tokens // self._page_size,
+                is_written=number not in failed,
+            )
             state.pages = ()
-            if has_failed:
+            if output is None:
                 for search in state.searches:
                     search.pinned.rule_rows.forget(search.expression)
+
+    def _failed_histories(self, scheduled: Scheduled, output: BatchOutput | None) -> set[int]:
+        if output is None:
+            return set(range(len(scheduled.states)))
+        failed: set[int] = set()
+        for group, found in zip(scheduled.batch.groups, output.groups, strict=True):
+            failed.update(group.history_of_S[found.status_S != 0].tolist())
+        return failed
+
+    def _take_pages(self, picked: list[RequestState]) -> None:
+        """Pin what is cached for all of them before anything is evicted for one of them."""
+        for state in picked:
+            cached = self._matched(state)
+            state.pages = self._pages.pin(cached)
+            state.num_cached_tokens = len(cached) * self._page_size
+        for state in picked:
+            missing = self._num_pages(state) - len(state.pages)
+            state.pages = [*state.pages, *self._pages.allocate(missing)]
+
+    def _matched(self, state: RequestState) -> Sequence[bytes]:
+        """The keys of the cached pages that a prompt begins with; its last token is always computed."""
+        keys = state.page_keys[: (state.num_tokens - 1) // self._page_size]
+        return keys[: self._pages.match(keys)]
 
     def _num_pages(self, state: RequestState) -> int:
         return num_pages_of(state.num_tokens, self._page_size)
@@ -128,19 +162,22 @@ class Scheduler:
         """The first requests of a group that fit together, and whether a capacity stopped the list."""
         config, picked = self._config, list[RequestState]()
         tokens = rows = pages = 0
+        pinned: set[bytes] = set()
         for state in group:
+            matched = self._matched(state)
+            tokens += state.num_tokens - len(matched) * self._page_size
+            rows += state.num_rows
+            pages += self._num_pages(state) - len(matched)
+            pinned |= self._pages.idle_among(matched)
             fits = (
                 len(picked) < config.max_batch_histories
-                and tokens + state.num_tokens <= config.max_batch_tokens
-                and rows + state.num_rows <= config.max_batch_rows
-                and pages + self._num_pages(state) <= self._allocator.num_free
+                and tokens <= config.max_batch_tokens
+                and rows <= config.max_batch_rows
+                and pages <= self._pages.num_available - len(pinned)
             )
             if not fits:
                 return picked, True
             picked.append(state)
-            tokens += state.num_tokens
-            rows += state.num_rows
-            pages += self._num_pages(state)
         return picked, len(picked) == config.max_batch_histories
 
     def _place_rules(self, picked: list[RequestState]) -> list[tuple[int, TagExpression | None]]:
@@ -163,7 +200,10 @@ class Scheduler:
     ) -> Batch:
         self._num_batches += 1
         packed = pack_histories(
-            [s.prompt_token_ids for s in states], [s.pages for s in states], self._page_size
+            [s.prompt_token_ids for s in states],
+            [s.pages for s in states],
+            self._page_size,
+            [s.num_cached_tokens for s in states],
         )
         searches = [s.searches[0] for s in states]
         rules, num_scratch = [], 0
