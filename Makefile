@@ -28,14 +28,14 @@ endif
 $(VENV)/.installed: pyproject.toml setup.py constraints.txt Makefile
 	$(PYTHON) -m venv $(VENV)
 	grep -v "$(if $(filter torch,$(TORCH)),^#,^torch==)" constraints.txt > $(VENV)/constraints.txt
-	$(PIP) "$(TORCH)" numpy "setuptools>=64" wheel
-	$(PIP) --no-build-isolation -e ".[test,demo]"
+	$(PIP) "$(TORCH)" numpy setuptools
+	$(PIP) --no-build-isolation -e ".[test]"
 	$(PIP) --no-deps recbole
 	@echo "$(TORCH)" > $(VENV)/.torch
 	@touch $@
 
 demo: $(VENV)/.installed
-	$(BIN)/python tools/demo/run.py
+	$(BIN)/xgr demo
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -q

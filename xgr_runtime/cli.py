@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import xgr_runtime
-from xgr_runtime import config_cli, doctor_cli
+from xgr_runtime import config_cli, doctor_cli, shipped_cli
 from xgr_runtime.errors import XgrError, printable
 from xgr_runtime.service import service_cli
 from xgr_runtime.xbeam import catalog_cli
@@ -49,6 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     catalog_cli.add_parser(subparsers)
     config_cli.add_parser(subparsers)
     doctor_cli.add_parser(subparsers)
+    shipped_cli.add_parsers(subparsers)
     return parser
 
 

@@ -93,7 +93,7 @@ def test_without_last() -> None:
 
 def test_missing_wheel_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    with pytest.raises(movielens.DemoDataError, match=r"pip install --no-deps recbole==1\.2\.1"):
+    with pytest.raises(movielens.DemoError, match=r"pip install --no-deps recbole==1\.2\.1"):
         movielens.data_folder()
 
 
@@ -107,7 +107,7 @@ def test_other_wheels_are_refused(
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: recbole\nVersion: {version}\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    with pytest.raises(movielens.DemoDataError, match=message):
+    with pytest.raises(movielens.DemoError, match=message):
         movielens.data_folder()
 
 

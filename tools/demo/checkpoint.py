@@ -10,15 +10,20 @@ from __future__ import annotations
 import importlib.metadata
 import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from tools.demo.network import Network, NetworkConfig
-from tools.demo.template import PAD_TOKEN, START_TOKEN, VOCAB_SIZE, Template
+from xgr_runtime.shipped import folder
 
-CONFIG_FOLDER = Path(__file__).resolve().parents[2] / "configs" / "demo"
+from .network import Network, NetworkConfig
+from .template import PAD_TOKEN, START_TOKEN, VOCAB_SIZE, Template
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CONFIG_FOLDER = folder("configs") / "demo"
 MODEL_FOLDER = CONFIG_FOLDER / "model"
 ITEMS_PATH = CONFIG_FOLDER / "items.jsonl"
 NUM_RECORDED_LOSSES = 20

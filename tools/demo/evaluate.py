@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tools.demo.semantic_ids import NUM_CODES, NUM_LEVELS
+from .semantic_ids import NUM_CODES, NUM_LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
-    from tools.demo.network import Network
-    from tools.demo.template import Template
+    from .network import Network
+    from .template import Template
 
 BEAM_WIDTH = 50
 USERS_PER_BATCH = 32

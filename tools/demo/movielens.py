@@ -19,34 +19,32 @@ from __future__ import annotations
 import importlib.metadata
 from pathlib import Path
 
+from .errors import DemoError
+
 RECBOLE_VERSION = "1.2.1"
 INSTALL_COMMAND = f"pip install --no-deps recbole=={RECBOLE_VERSION}"
 INTERACTION_HEADER = "user_id:token\titem_id:token\trating:float\ttimestamp:float"
 ITEM_HEADER = "item_id:token\tmovie_title:token_seq\trelease_year:token\tclass:token_seq"
 
 
-class DemoDataError(RuntimeError):
-    """The demo's input files are missing or are not the expected ones."""
-
-
 def data_folder() -> Path:
-    """Folder of the ml-100k files inside the installed wheel. Raises DemoDataError if absent."""
+    """Folder of the ml-100k files inside the installed wheel. Raises DemoError if absent."""
     try:
         wheel = importlib.metadata.distribution("recbole")
     except importlib.metadata.PackageNotFoundError:
-        raise DemoDataError(
+        raise DemoError(
             f"the demo reads MovieLens-100k out of the recbole wheel, which is not installed; "
             f"run `{INSTALL_COMMAND}`"
         ) from None
     if wheel.version != RECBOLE_VERSION:
-        raise DemoDataError(
+        raise DemoError(
             f"the demo expects recbole {RECBOLE_VERSION}, got {wheel.version}; "
             f"run `{INSTALL_COMMAND}`"
         )
     folder = Path(str(wheel.locate_file("recbole/dataset_example/ml-100k")))
     for name in ("ml-100k.inter", "ml-100k.item"):
         if not (folder / name).is_file():
-            raise DemoDataError(
+            raise DemoError(
                 f"expected {name} in {folder}, found none; "
                 f"run `{INSTALL_COMMAND} --force-reinstall`"
             )
@@ -56,12 +54,12 @@ def data_folder() -> Path:
 def _read_rows(path: Path, header: str) -> list[list[str]]:
     lines = path.read_text(encoding="utf-8").splitlines()
     if not lines or lines[0] != header:
-        raise DemoDataError(f"{path}: expected the header {header!r}, got {lines[:1]!r}")
+        raise DemoError(f"{path}: expected the header {header!r}, got {lines[:1]!r}")
     num_columns = header.count("\t") + 1
     rows = [line.split("\t") for line in lines[1:]]
     for number, row in enumerate(rows, start=2):
         if len(row) != num_columns:
-            raise DemoDataError(f"{path}:{number}: expected {num_columns} columns, got {len(row)}")
+            raise DemoError(f"{path}:{number}: expected {num_columns} columns, got {len(row)}")
     return rows
 
 

@@ -1,7 +1,8 @@
-"""`make demo`: serve the demo model on loopback, recommend for every MovieLens user, print metrics and latencies.
+"""The demo: serve the demo model on loopback, recommend for every MovieLens user, print metrics and latencies.
 
-The service and the client are the installed commands, run as a user would run them. Titles come from the wheel at run
-time; the committed catalogue holds ids and codes only. The figures also go to demo-report.json.
+`make demo` and, wherever the package is installed, `xgr demo` run it. The service and the client are the installed commands, run
+as a user would run them. Titles come from the wheel at run time; the catalogue holds ids and codes only. The figures also go to a
+JSON report.
 """
 
 from __future__ import annotations
@@ -13,28 +14,24 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tqdm import tqdm
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+from xgr_runtime.shipped import folder
 
-from tools.demo.baselines import Markov1, popularity_ranking, popularity_recommend  # noqa: E402
-from tools.demo.metrics import ndcg_at_k, recall_at_k  # noqa: E402
-from tools.demo.movielens import load_sequences, load_titles, without_last  # noqa: E402
+from .baselines import Markov1, popularity_ranking, popularity_recommend
+from .errors import DemoError
+from .metrics import ndcg_at_k, recall_at_k
+from .movielens import load_sequences, load_titles, without_last
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
-CONFIG = ROOT / "configs" / "demo.yaml"
-ITEMS = ROOT / "configs" / "demo" / "items.jsonl"
-WORK = ROOT / ".demo"
-CATALOG = WORK / "movielens.xgr"
-REPORT = ROOT / "demo-report.json"
-XGR = str(Path(sys.executable).parent / "xgr")
+ITEMS = folder("configs") / "demo" / "items.jsonl"
+XGR = (sys.executable, "-m", "xgr_runtime.cli")
 CONCURRENCY = 4
 START_LIMIT_S = 120.0
 NUM_SHOWN_USERS = 3
@@ -42,40 +39,58 @@ TOP = 10
 LEAK = 0.25  # a Recall@10 above it cannot come from this data without its test items
 
 
-def main() -> int:
+@dataclass(frozen=True)
+class Places:
+    """What the demo writes. work: a folder for the catalogue, the requests and the log. report: the file with the figures."""
+
+    work: Path
+    report: Path
+
+    @property
+    def catalog(self) -> Path:
+        return self.work / "movielens.xgr"
+
+
+def main(places: Places) -> int:
+    """Run the demo; returns 1 when a promise of it was not kept. Raises DemoError when it cannot run."""
+    start_s = time.monotonic()
     sequences, titles = load_sequences(), load_titles()
     histories = without_last(sequences, 1)
     targets = [items[-1] for items in sequences.values()]
-    build_catalog()
-    with service() as target:
-        print(f"\nservice: {XGR} serve --config {CONFIG.relative_to(ROOT)} on {target}")
+    places.work.mkdir(parents=True, exist_ok=True)
+    build_catalog(places)
+    with service(places) as target:
+        print(f"\nservice: xgr serve --config demo, on {target}")
         shown = list(histories)[:: max(1, len(histories) // NUM_SHOWN_USERS)][:NUM_SHOWN_USERS]
-        ask(target, {user: histories[user] for user in shown}, "warm-up")
-        replies = ask(target, histories, "users")
+        ask(places, target, {user: histories[user] for user in shown}, "warm-up")
+        replies = ask(places, target, histories, "users")
     for user in shown:
         show(user, histories[user], replies[user], titles)
     report = measure(histories, targets, replies)
-    REPORT.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    places.report.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     print_report(report)
+    print(f"figures: {places.report}")
     failures = shortfalls(report)
     for failure in failures:
         print(f"NOT AS IT SHOULD BE: {failure}")
+    print(f"finished in {time.monotonic() - start_s:.1f} s")
     return 1 if failures else 0
 
 
-def build_catalog() -> None:
-    """Compile the committed items anew with the command a user would type."""
-    WORK.mkdir(exist_ok=True)
-    command = [XGR, "catalog", "build", str(ITEMS), str(CATALOG)]
+def build_catalog(places: Places) -> None:
+    """Compile the demo's items anew with the command a user would type."""
+    command = [*XGR, "catalog", "build", str(ITEMS), str(places.catalog)]
     command += ["--token-offsets", "8,72,136", "--codes", "64,64,64"]
-    subprocess.run(command, check=True)
+    if subprocess.run(command, check=False).returncode:
+        raise DemoError(f"xgr catalog build could not compile {ITEMS}; its reason is above")
 
 
 @contextmanager
-def service() -> Iterator[str]:
+def service(places: Places) -> Iterator[str]:
     """`xgr serve` on a free port of the loopback address; stopped with SIGTERM, which drains it."""
-    log_path = WORK / "serve.log"
-    command = [XGR, "serve", "--config", str(CONFIG), "--host", "127.0.0.1", "--port", "0"]
+    log_path = places.work / "serve.log"
+    command = [*XGR, "serve", "--config", "demo", "--host", "127.0.0.1", "--port", "0"]
+    command += ["--set", f"catalogs.movielens={json.dumps(str(places.catalog.resolve()))}"]
     with log_path.open("w", encoding="utf-8") as log:
         server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         try:
@@ -84,7 +99,7 @@ def service() -> Iterator[str]:
             server.send_signal(signal.SIGTERM)
             code = server.wait(timeout=60)
     if code != 0:
-        raise RuntimeError(f"xgr serve ended with exit code {code}; see {log_path}")
+        raise DemoError(f"xgr serve ended with exit code {code}; see {log_path}")
 
 
 def wait_for_address(server: subprocess.Popen[str], log_path: Path) -> str:
@@ -93,35 +108,43 @@ def wait_for_address(server: subprocess.Popen[str], log_path: Path) -> str:
     ready, _, _ = select.select([server.stdout], [], [], START_LIMIT_S)
     line = server.stdout.readline() if ready else ""
     if "listening on " not in line:
-        raise RuntimeError(f"xgr serve did not start: {log_path.read_text(encoding='utf-8')}")
+        log = log_path.read_text(encoding="utf-8").splitlines()
+        raise DemoError(f"xgr serve did not start, see {log_path}: {log[-1] if log else 'empty'}")
     return line.split("listening on ")[1].strip()
 
 
-def ask(target: str, histories: dict[int, list[int]], what: str) -> dict[int, dict[str, Any]]:
-    """One reply per user through `xgr client`, the user's own history excluded; a progress bar on a terminal."""
-    requests = WORK / "requests.jsonl"
+def ask(
+    places: Places, target: str, histories: dict[int, list[int]], what: str
+) -> dict[int, dict[str, Any]]:
+    """One reply per user through `xgr client`, the user's own history excluded; progress is shown on a terminal."""
+    requests = places.work / "requests.jsonl"
     with requests.open("w", encoding="utf-8") as lines:
         for user, items in histories.items():
             lines.write(
                 json.dumps({"request_id": f"user-{user}", "history_item_ids": items}) + "\n"
             )
-    command = [XGR, "client", "--target", target, "--input", str(requests), "--json"]
+    command = [*XGR, "client", "--target", target, "--input", str(requests), "--json"]
     command += ["--exclude-history", "--concurrency", str(CONCURRENCY)]
     replies: dict[int, dict[str, Any]] = {}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
         assert client.stdout is not None
-        for line in tqdm(
-            client.stdout, desc=what, total=len(histories), disable=not sys.stderr.isatty()
-        ):
+        for line in client.stdout:
             reply = json.loads(line)
             if "error" in reply:
-                raise RuntimeError(f"the service refused a request: {reply}")
+                raise DemoError(f"the service refused a request: {reply}")
             replies[int(reply["request_id"].removeprefix("user-"))] = reply
+            show_progress(what, len(replies), len(histories))
     if client.returncode != 0 or len(replies) != len(histories):
-        raise RuntimeError(
+        raise DemoError(
             f"xgr client answered {len(replies)} of {len(histories)}, exit code {client.returncode}"
         )
     return replies
+
+
+def show_progress(what: str, count: int, total: int) -> None:
+    if sys.stderr.isatty():
+        end = "\n" if count == total else ""
+        print(f"\r{what}: {count} of {total}", end=end, file=sys.stderr, flush=True)
 
 
 def item_ids(reply: dict[str, Any]) -> list[int]:
@@ -209,11 +232,3 @@ def print_report(report: dict[str, Any]) -> None:
     latency = ", ".join(f"{name} {value} ms" for name, value in report["latency_ms"].items())
     print(f"latency at the client, {report['concurrency']} requests at a time: {latency}")
     print(f"invalid items returned: {report['num_invalid_items']}")
-    print(f"figures: {REPORT.relative_to(ROOT)}")
-
-
-if __name__ == "__main__":
-    start_s = time.monotonic()
-    code = main()
-    print(f"finished in {time.monotonic() - start_s:.1f} s")
-    sys.exit(code)

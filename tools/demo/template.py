@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tools.demo.semantic_ids import NUM_CODES, NUM_LEVELS
+from .semantic_ids import NUM_CODES, NUM_LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -28,19 +28,19 @@ import torch
 from torch.nn import functional
 from tqdm import tqdm
 
-from tools.demo.checkpoint import (
+from .checkpoint import (
     ITEMS_PATH,
     MODEL_FOLDER,
     HyperParameters,
     read_checkpoint,
     write_checkpoint,
 )
-from tools.demo.evaluate import recommend
-from tools.demo.metrics import ndcg_at_k, recall_at_k
-from tools.demo.movielens import load_sequences, load_titles, without_last
-from tools.demo.network import Dropout, Network, NetworkConfig
-from tools.demo.semantic_ids import NUM_LEVELS, read_items, semantic_ids, write_items
-from tools.demo.template import PAD_TOKEN, START_TOKEN, VOCAB_SIZE, Template
+from .evaluate import recommend
+from .metrics import ndcg_at_k, recall_at_k
+from .movielens import load_sequences, load_titles, without_last
+from .network import Dropout, Network, NetworkConfig
+from .semantic_ids import NUM_LEVELS, read_items, semantic_ids, write_items
+from .template import PAD_TOKEN, START_TOKEN, VOCAB_SIZE, Template
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
