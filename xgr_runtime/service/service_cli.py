@@ -14,6 +14,7 @@ from xgr_runtime.errors import shown
 from xgr_runtime.service import client_cli
 from xgr_runtime.service.client import DEFAULT_TIMEOUT_S
 from xgr_runtime.service.server import ServeEnd, serve
+from xgr_runtime.shipped import config_file, config_names
 from xgr_runtime.types import NORMALIZATIONS
 
 EXIT_CUT_OFF = 1
@@ -28,7 +29,12 @@ def add_serve_parser(subparsers: Any) -> None:
         "accepted request was answered, 1 some were cut off or the engine failed, 2 nothing was served (the reason is on "
         "standard error).",
     )
-    parser.add_argument("--config", required=True, metavar="FILE", help="YAML configuration")
+    parser.add_argument(
+        "--config",
+        required=True,
+        metavar="FILE",
+        help=f"YAML configuration, or the name of one that comes with the package: {', '.join(config_names())}",
+    )
     parser.add_argument("--device", help="auto, npu, cuda or cpu; as --set device=D")
     parser.add_argument("--host", help="address to listen on; as --set service.host=H")
     parser.add_argument("--port", help="port, 0 takes a free one; as --set service.port=P")
@@ -56,7 +62,7 @@ def handle_serve(args: argparse.Namespace) -> int:
     )
     named = {"device": args.device, "service.host": args.host, "service.port": args.port}
     given = [f"{name}={value}" for name, value in named.items() if value is not None]
-    config = load_config(args.config, [*args.overrides, *given]).config
+    config = load_config(config_file(args.config), [*args.overrides, *given]).config
     engine = xgr_runtime.Engine.from_config(config)
     try:
         engine.start()
