@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from xgr_runtime.hal.cpu import CpuTimer
 from xgr_runtime.hal.device import MemoryInfo
 
 if TYPE_CHECKING:
@@ -243,6 +244,14 @@ class StrictEvent:
         _refuse_inside("waits for an event, which synchronises")
 
 
+class StrictTimer(CpuTimer):
+    """Recording is legal anywhere; asking for the time between two points inside a segment is the mistake."""
+
+    def seconds(self, start: int, end: int) -> float:
+        _refuse_inside("asks a timer, which synchronises")
+        return super().seconds(start, end)
+
+
 class StrictGraph:
     """A captured function that is run again under comparison with its first run."""
 
@@ -290,6 +299,9 @@ class StrictDevice:
 
     def record_event(self) -> StrictEvent:
         return StrictEvent()
+
+    def timer(self) -> StrictTimer:
+        return StrictTimer()
 
     @contextmanager
     def segment(self, name: str) -> Iterator[None]:

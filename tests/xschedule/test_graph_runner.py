@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.helpers.strict_device import StrictDevice
-from xgr_runtime.hal.cpu import CpuDevice
+from xgr_runtime.hal.cpu import CpuDevice, CpuTimer
 from xgr_runtime.xschedule.graph_runner import GraphRunner, Segment
 
 
@@ -25,9 +25,9 @@ class Work:
         def step() -> None:
             self.state.mul_(3.0).add_(1.0)
 
-        segments = [Segment("reset", ("reset", slot_index), reset)]
+        segments = [Segment("reset", ("reset", slot_index), reset, CpuTimer())]
         segments += [
-            Segment(f"round {i}", (f"round {i}", slot_index, "vocab"), step)
+            Segment(f"round {i}", (f"round {i}", slot_index, "vocab"), step, CpuTimer())
             for i in range(num_rounds)
         ]
         return segments

@@ -2,13 +2,14 @@
 
 import platform
 import resource
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-from xgr_runtime.hal.device import Graph, MemoryInfo
+from xgr_runtime.hal.device import Graph, MemoryInfo, Timer
 
 
 class _DoneEvent:
@@ -17,6 +18,19 @@ class _DoneEvent:
 
     def wait(self) -> None:
         return None
+
+
+class CpuTimer:
+    """Nothing runs behind the caller's back, so a point is the time of the call."""
+
+    def __init__(self) -> None:
+        self._times_s: dict[int, float] = {}
+
+    def record(self, point: int) -> None:
+        self._times_s[point] = time.perf_counter()
+
+    def seconds(self, start: int, end: int) -> float:
+        return self._times_s[end] - self._times_s[start]
 
 
 class _EagerGraph:
@@ -47,6 +61,9 @@ class CpuDevice:
 
     def record_event(self) -> _DoneEvent:
         return _DoneEvent()
+
+    def timer(self) -> Timer:
+        return CpuTimer()
 
     @contextmanager
     def segment(self, name: str) -> Iterator[None]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from xgr_runtime.hal.device import Graph, MemoryInfo
+from xgr_runtime.hal.device import Graph, MemoryInfo, Timer
 
 
 def why_no_cuda() -> str | None:
@@ -32,6 +32,28 @@ class _CudaEvent:
 
     def wait(self) -> None:
         self._event.synchronize()
+
+
+class _CudaTimer:
+    """One timing event per point, made when the point is first recorded and reused after that.
+
+    The events are external ones: recorded during a capture they become nodes of the graph, so that the rounds inside one
+    graph are timed one by one; recorded outside they are ordinary events.
+    """
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+        self._events: dict[int, torch.cuda.Event] = {}
+
+    def record(self, point: int) -> None:
+        event = self._events.get(point)
+        if event is None:
+            event = torch.cuda.Event(enable_timing=True, external=True)  # type: ignore[no-untyped-call]
+            self._events[point] = event
+        event.record(self._stream)
+
+    def seconds(self, start: int, end: int) -> float:
+        return float(self._events[start].elapsed_time(self._events[end])) / 1e3
 
 
 class CudaDevice:
@@ -62,6 +84,9 @@ class CudaDevice:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)
         return _CudaEvent(event)
+
+    def timer(self) -> Timer:
+        return _CudaTimer(self._stream)
 
     @contextmanager
     def segment(self, name: str) -> Iterator[None]:

@@ -28,6 +28,21 @@ class Event(Protocol):
     def wait(self) -> None: ...
 
 
+class Timer(Protocol):
+    """Numbered points in a device's work, and the time between them.
+
+    Recording waits for nothing and is legal inside a captured segment: every replay then records its points anew.
+    """
+
+    def record(self, point: int) -> None:
+        """Mark the work issued so far on the current stream."""
+        ...
+
+    def seconds(self, start: int, end: int) -> float:
+        """From one point's last recording to another's; only once the device has done that work."""
+        ...
+
+
 class Graph(Protocol):
     """A captured segment. `replay` repeats it on the same addresses."""
 
@@ -60,6 +75,10 @@ class Device(Protocol):
 
     def record_event(self) -> Event:
         """An event after all work issued so far on the current stream."""
+        ...
+
+    def timer(self) -> Timer:
+        """A timer without points; it may outlive a batch and be recorded again."""
         ...
 
     def segment(self, name: str) -> AbstractContextManager[None]:

@@ -4,6 +4,7 @@ The model's head is an argument (`LevelHead`), so that this package knows no mod
 every shape is the bucket's.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -37,10 +38,12 @@ def run_round(
     rule_row_S: torch.Tensor,
     status_S1: torch.Tensor,
     counters: torch.Tensor,
+    before_select: Callable[[], None],
 ) -> None:
     """Expand `parents` by the level's valid children and write the best rows into `children`.
 
-    hidden_NM: one row per parent row. status_S1 and counters are updated in place.
+    hidden_NM: one row per parent row. status_S1 and counters are updated in place. before_select is called
+    when everything but the selection has been issued; it may only record times.
     """
     logits_NC = head.level_logits(hidden_NM, level)
     if normalization == "vocab":
@@ -50,4 +53,5 @@ def run_round(
     else:
         lse_N = ops.children_logsumexp(logits_NC, parents, rule_row_S, trie)
     ops.flag_failed_searches(lse_N, parents, status_S1, level)
+    before_select()
     ops.select_beams(logits_NC, lse_N, parents, rule_row_S, trie, children, counters)

@@ -10,16 +10,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-from xgr_runtime.hal.device import Device, Graph
+from xgr_runtime.hal.device import Device, Graph, Timer
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A function over static buffers. Segments with an equal key are interchangeable."""
+    """A function over static buffers. Segments with an equal key are interchangeable; timer is what `run` records into."""
 
     name: str
     key: Hashable
     run: Callable[[], None]
+    timer: Timer
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,14 @@ class GraphPlan:
 
     prefill: Segment
     groups: tuple[tuple[Segment, ...], ...]
+
+
+@dataclass(frozen=True)
+class _Captured:
+    """A graph and the timer of the segment it was made from. Not the segment: that would keep a retired catalogue alive."""
+
+    graph: Graph
+    timer: Timer
 
 
 class GraphRunner:
@@ -39,12 +48,12 @@ class GraphRunner:
     def __init__(self, device: Device, max_graphs: int = 256) -> None:
         self._device = device
         self._max_graphs = max_graphs
-        self._graphs: OrderedDict[Hashable, Graph] = OrderedDict()
+        self._graphs: OrderedDict[Hashable, _Captured] = OrderedDict()
         self._lock = threading.Lock()
         self.num_captures = 0
 
-    def run(self, segments: Sequence[Segment]) -> None:
-        """Run or replay one part of a plan: the prefill, or all rounds of a group.
+    def run(self, segments: Sequence[Segment]) -> list[Timer]:
+        """Run or replay one part of a plan: the prefill, or all rounds of a group. Returns the timers it records into.
 
         A capture may run its segment, and a round moves KV in place: running one twice is not running it once. So all
         missing segments are captured first, and then the whole part is replayed from its start, which resets what its
@@ -54,11 +63,12 @@ class GraphRunner:
             for segment in segments:
                 with self._device.segment(segment.name):
                     segment.run()
-            return
-        graphs = [self._find(segment) for segment in segments]
-        for segment, graph in zip(segments, graphs, strict=True):
+            return [segment.timer for segment in segments]
+        found = [self._find(segment) for segment in segments]
+        for segment, captured in zip(segments, found, strict=True):
             with self._device.segment(segment.name):
-                graph.replay()
+                captured.graph.replay()
+        return [captured.timer for captured in found]
 
     def drop(self, is_stale: Callable[[Hashable], bool]) -> None:
         """Forget the graphs whose key is stale, e.g. of a slot that no longer exists."""
@@ -66,15 +76,15 @@ class GraphRunner:
             for key in [key for key in self._graphs if is_stale(key)]:
                 del self._graphs[key]
 
-    def _find(self, segment: Segment) -> Graph:
+    def _find(self, segment: Segment) -> _Captured:
         with self._lock:
             if segment.key in self._graphs:
                 self._graphs.move_to_end(segment.key)
                 return self._graphs[segment.key]
-        graph = self._device.capture(segment.name, segment.run)
+        captured = _Captured(self._device.capture(segment.name, segment.run), segment.timer)
         self.num_captures += 1
         with self._lock:
             while len(self._graphs) >= self._max_graphs:
                 self._graphs.popitem(last=False)
-            self._graphs[segment.key] = graph
-        return graph
+            self._graphs[segment.key] = captured
+        return captured

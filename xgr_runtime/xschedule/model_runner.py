@@ -25,6 +25,7 @@ from xgr_runtime.xschedule.buckets import PrefillBucket, RoundsBucket, SharedBuc
 from xgr_runtime.xschedule.buffers import GroupBuffers, GroupInputs, HistoryBuffers, SharedInputs
 from xgr_runtime.xschedule.capacities import Capacities
 from xgr_runtime.xschedule.graph_runner import GraphPlan, Segment
+from xgr_runtime.xschedule.stage_clock import PREFILL_END, PREFILL_START, RoundMarks
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +135,14 @@ class ModelRunner:
         shared = bucket.shared
         sizes = {"T": tokens, "N": tokens, "H": shared.num_histories}
         ops = self.bind({**sizes, "max_q": bucket.max_q, "max_kv": shared.max_kv})
-        return Segment("prefill", ("prefill", bucket), lambda: self._prefill(ops, bucket))
+        timer = self._device.timer()
+
+        def run() -> None:
+            timer.record(PREFILL_START)
+            self._prefill(ops, bucket)
+            timer.record(PREFILL_END)
+
+        return Segment("prefill", ("prefill", bucket), run, timer)
 
     def _rounds_segments(
         self, shared: SharedBucket, bucket: RoundsBucket, target: Target
@@ -151,9 +159,11 @@ class ModelRunner:
             self.searches.view(bucket, shared),
         )
 
-        def run(levels: range) -> None:
+        def run(levels: range, marks: RoundMarks) -> None:
+            marks.start(levels.start)
             for level in levels:
-                self._round(rounds, level)
+                self._round(rounds, level, marks)
+                marks.end(level)
 
         all_levels = range(len(bucket.rows))
         parts = [all_levels]
@@ -164,7 +174,8 @@ class ModelRunner:
             name = f"rounds[{part.start}:{part.stop}]"
             # The slot comes second: graphs of a slot that is gone are found by it.
             key = (name, target.slot_index, target.normalization, shared, bucket)
-            segments.append(Segment(name, key, partial(run, part)))
+            timer = self._device.timer()
+            segments.append(Segment(name, key, partial(run, part, RoundMarks(timer)), timer))
         return tuple(segments)
 
     def _prefill(self, ops: BoundOps, bucket: PrefillBucket) -> None:
@@ -188,7 +199,7 @@ class ModelRunner:
         assert hidden_HM is not None, "a decoder-only model scores round 0 from its context"
         self._hidden_HM[: bucket.shared.num_histories].copy_(hidden_HM)
 
-    def _round(self, rounds: _Rounds, level: int) -> None:
+    def _round(self, rounds: _Rounds, level: int, marks: RoundMarks) -> None:
         bucket, target, inputs, ops = rounds.bucket, rounds.target, rounds.group, rounds.ops
         children = self._rows(rounds, level)
         if level == 0:
@@ -214,7 +225,9 @@ class ModelRunner:
             inputs.rule_row_S,
             self.state.status_S1[: bucket.num_searches + 1],
             self.state.counters,
+            partial(marks.before_select, level),
         )
+        marks.after_select(level)
         if 1 <= level < len(bucket.rows) - 1:
             before, after = self.state.slots_2N[(level + 1) % 2], self.state.slots_2N[level % 2]
             ops.reorder_unshared_kv(

@@ -17,6 +17,7 @@ from xgr_runtime.xschedule.buckets import prefill_bucket_of, rounds_bucket_of
 from xgr_runtime.xschedule.catalogs import LoadedCatalog
 from xgr_runtime.xschedule.graph_runner import GraphRunner
 from xgr_runtime.xschedule.model_runner import ModelRunner, Target
+from xgr_runtime.xschedule.stage_clock import StageClock
 
 
 class Worker:
@@ -32,10 +33,12 @@ class Worker:
         self._device, self._runner = device, runner
         self._catalogs, self._rule_cache = catalogs, rule_cache
         self.graphs = GraphRunner(device)
+        self._clock = StageClock(device)
 
     def run(self, batch: Batch) -> BatchOutput:
         """Run `batch` to its end. The outcome's arrays are copies."""
         runner, is_coarse = self._runner, self._device.is_capturing_supported
+        clock = self._clock
         histories = batch.histories
         prefill = prefill_bucket_of(histories, runner.capacities, is_coarse=is_coarse)
         buckets = [
@@ -45,18 +48,20 @@ class Worker:
         targets = [self._target(group) for group in batch.groups]
         plan = runner.plan(prefill, list(zip(buckets, targets, strict=True)))
         runner.reserve(len(batch.groups))
-        with self._device.segment("inputs"):
+        clock.start()
+        with clock.copying(is_to_host=False), self._device.segment("inputs"):
             runner.histories.fill(histories, prefill)
-        self.graphs.run((plan.prefill,))
+        clock.add_prefill(self.graphs.run((plan.prefill,)))
         outcomes: list[BeamOutcome] = []
         for number, (group, bucket) in enumerate(zip(batch.groups, buckets, strict=True)):
-            with self._device.segment("inputs"):
+            with clock.copying(is_to_host=False), self._device.segment("inputs"):
                 rule_rows = self._place_rules(group)
                 runner.searches.fill(number, group, histories, bucket, prefill.shared, rule_rows)
-            self.graphs.run(plan.groups[number])
-            outcomes.append(runner.state.copy_to_host(number))
+            clock.add_rounds(self.graphs.run(plan.groups[number]), group.num_levels)
+            with clock.copying(is_to_host=True):
+                outcomes.append(runner.state.copy_to_host(number))
         self._device.record_event().wait()
-        return BatchOutput(tuple(map(_output, batch.groups, outcomes)))
+        return BatchOutput(tuple(map(_output, batch.groups, outcomes)), clock.read())
 
     def _target(self, group: SearchGroup) -> Target:
         loaded = self._catalogs[group.slot_index]

@@ -1,0 +1,182 @@
+"""Stage times: a delay put into one stage shows up in that stage, in no other, and the stages fit into the batch."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from tests.helpers.engines import make_engine, record_batches, request_of
+from tests.helpers.strict_device import RuleBroken, StrictDevice
+from tests.xschedule.running import history
+from xgr_runtime.config import OpsConfig
+from xgr_runtime.hal.cpu import CpuDevice, CpuTimer
+from xgr_runtime.types import Search
+from xgr_runtime.xschedule.stage_clock import RoundMarks, StageClock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.helpers.engines import Oracle
+    from xgr_runtime import Engine, RuntimeConfig
+    from xgr_runtime.hal.device import Device
+    from xgr_runtime.xschedule.batch import Batch, BatchOutput
+
+DEVICES: dict[str, Callable[[], Device]] = {
+    "cpu": CpuDevice,
+    "one graph of all rounds": StrictDevice,
+    "one graph per round": lambda: StrictDevice(is_graph_per_round=True),
+}
+DELAY_S = 0.06
+NUM_LEVELS = 3
+
+
+def delayed(fn: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        time.sleep(seconds)
+        return fn(*args, **kwargs)
+
+    return call
+
+
+def delay_select(engine: Engine) -> None:
+    for ops in engine.runner._bound.values():
+        ops.select_beams = delayed(ops.select_beams, DELAY_S)
+
+
+def delay_model(engine: Engine, name: str) -> None:
+    model = engine.runner._model
+    setattr(model, name, delayed(getattr(model, name), DELAY_S))
+
+
+def delay_inputs(engine: Engine) -> None:
+    engine.runner.histories.fill = delayed(engine.runner.histories.fill, DELAY_S)  # type: ignore[method-assign]
+
+
+def delay_outcome(engine: Engine) -> None:
+    engine.runner.state.copy_to_host = delayed(engine.runner.state.copy_to_host, DELAY_S)  # type: ignore[method-assign]
+
+
+# what is delayed, and how often in (inputs, prefill, each round, the selection in each round, outcome)
+DELAYS: dict[str, tuple[Callable[[Engine], None], list[int]]] = {
+    "inputs": (delay_inputs, [1, 0, 0, 0, 0, 0, 0, 0, 0]),
+    "context": (lambda engine: delay_model(engine, "context"), [0, 1, 0, 0, 0, 0, 0, 0, 0]),
+    "step": (lambda engine: delay_model(engine, "step"), [0, 0, 0, 1, 1, 0, 0, 0, 0]),
+    "select": (delay_select, [0, 0, 1, 1, 1, 1, 1, 1, 0]),
+    "outcome": (delay_outcome, [0, 0, 0, 0, 0, 0, 0, 0, 1]),
+}
+
+
+def flat(ran: tuple[Batch, BatchOutput]) -> list[float]:
+    times = ran[1].times
+    (rounds,), (selects,) = times.rounds_s, times.selects_s
+    return [times.to_device_s, times.prefill_s, *rounds, *selects, times.to_host_s]
+
+
+@pytest.mark.parametrize(
+    ("place", "stage"),
+    [("cpu", stage) for stage in DELAYS]
+    + [("one graph of all rounds", "select"), ("one graph per round", "step")],
+)
+def test_a_delay_is_seen_in_its_stage_alone(
+    config: RuntimeConfig, oracle: Oracle, place: str, stage: str
+) -> None:
+    delay, counts = DELAYS[stage]
+    with make_engine(allowing_reference(config), DEVICES[place]()) as engine:
+        recording = record_batches(engine)
+
+        def least() -> list[float]:
+            """Of three batches, because the machine may be busy with other things."""
+            for index in range(3):
+                search = Search(beam_width=8)
+                engine.recommend([request_of(str(index), history(oracle), search)])
+            return [min(times) for times in zip(*map(flat, recording.batches), strict=True)]
+
+        before = least()
+        recording.batches.clear()
+        delay(engine)
+        after = least()
+    added = np.subtract(after, before) / DELAY_S
+    assert len(added) == len(counts)
+    assert np.abs(added - counts).max() < 0.5, (added, before, after)
+
+
+def test_stages_are_disjoint_and_within_the_batch(
+    config: RuntimeConfig, oracle: Oracle, device: Device
+) -> None:
+    """On whatever device the tests run: nothing is counted twice, every stage is there, a selection is part of its round."""
+    with make_engine(allowing_reference(config), device) as engine:
+        run, walls_s, outputs = engine.worker.run, list[float](), list[Any]()
+
+        def timed(batch: Any) -> Any:
+            start_s = time.perf_counter()
+            outputs.append(run(batch))
+            walls_s.append(time.perf_counter() - start_s)
+            return outputs[-1]
+
+        engine.worker.run = timed  # type: ignore[method-assign]
+        for index in range(6):
+            engine.recommend([request_of(str(index), history(oracle), Search(beam_width=8))])
+    assert len(outputs) == 6
+    for output, wall_s in zip(outputs, walls_s, strict=True):
+        times = pickle.loads(pickle.dumps(output)).times
+        assert times == output.times
+        (rounds,), (selects,) = times.rounds_s, times.selects_s
+        assert len(rounds) == len(selects) == NUM_LEVELS
+        parts = [times.to_device_s, times.prefill_s, *rounds, times.to_host_s]
+        assert min(parts) > 0
+        assert sum(parts) <= wall_s
+        for whole, part in zip(rounds, selects, strict=True):
+            assert 0 < part < whole
+
+
+def test_a_batch_that_failed_leaves_no_times_behind() -> None:
+    clock = StageClock(CpuDevice())
+    with pytest.raises(ZeroDivisionError), clock.copying(is_to_host=False):
+        _ = 1 // 0
+    with clock.copying(is_to_host=False):
+        time.sleep(0.02)
+    clock.start()
+    with clock.copying(is_to_host=True):
+        pass
+    times = clock.read()
+    assert times.to_device_s == times.prefill_s == 0.0
+    assert 0 <= times.to_host_s < 0.02
+    assert times.rounds_s == times.selects_s == ()
+
+
+def test_groups_of_other_depths_have_their_own_times() -> None:
+    clock = StageClock(CpuDevice())
+    clock.start()
+    for num_levels in (2, 4):
+        timer = CpuTimer()
+        marks = RoundMarks(timer)
+        marks.start(0)
+        for level in range(num_levels):
+            marks.before_select(level)
+            marks.after_select(level)
+            marks.end(level)
+        clock.add_rounds([timer], num_levels)
+    times = clock.read()
+    assert [len(group) for group in times.rounds_s] == [2, 4]
+    assert [len(group) for group in times.selects_s] == [2, 4]
+
+
+def test_a_time_is_not_asked_for_inside_a_segment() -> None:
+    device = StrictDevice()
+    timer = device.timer()
+    with device.segment("rounds"):
+        timer.record(0)
+        timer.record(1)
+        with pytest.raises(RuleBroken, match="asks a timer"):
+            timer.seconds(0, 1)
+    assert timer.seconds(0, 1) >= 0
+
+
+def allowing_reference(config: RuntimeConfig) -> RuntimeConfig:
+    """The strict device has no providers of its own."""
+    return replace(config, ops=OpsConfig(allow_reference=True))

@@ -1,0 +1,92 @@
+"""How long the stages of a batch take on the device, read once, after the batch's one wait.
+
+The borders of a stage are points of a device timer: on the CPU the time of the call, on a GPU events of the stream, which
+are nodes of the captured graph where the stage lies inside one. So the host reads nothing and waits for nothing between
+the segments. Where the host issues work faster than the device does it, the stages of a batch follow each other without a
+gap; where it does not, the device's waiting is part of no stage.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from xgr_runtime.hal.device import Device, Timer
+from xgr_runtime.xschedule.stage_times import StageTimes
+
+# Points of the prefill's timer, and of the rounds' timer before round l, before its selection, after its selection.
+PREFILL_START, PREFILL_END = 0, 1
+POINTS_OF_ROUND = 3
+
+
+class RoundMarks:
+    """Records the points of the rounds in one segment."""
+
+    def __init__(self, timer: Timer) -> None:
+        self._timer = timer
+
+    def start(self, level: int) -> None:
+        """Before the first round of the segment."""
+        self._timer.record(POINTS_OF_ROUND * level)
+
+    def before_select(self, level: int) -> None:
+        self._timer.record(POINTS_OF_ROUND * level + 1)
+
+    def after_select(self, level: int) -> None:
+        self._timer.record(POINTS_OF_ROUND * level + 2)
+
+    def end(self, level: int) -> None:
+        """After round `level`; it is also the start of the next one in the segment."""
+        self._timer.record(POINTS_OF_ROUND * (level + 1))
+
+
+class StageClock:
+    """Collects what one batch at a time records. `start`, then the stages in any order, then `read`."""
+
+    def __init__(self, device: Device) -> None:
+        self._timer = device.timer()
+        self.start()
+
+    def start(self) -> None:
+        """Begin a batch; what an earlier, failed one left is forgotten."""
+        self._copies: list[bool] = []
+        self._prefill: Sequence[Timer] = ()
+        self._rounds: list[tuple[Sequence[Timer], int]] = []
+
+    @contextmanager
+    def copying(self, *, is_to_host: bool) -> Iterator[None]:
+        """Brackets the issue of copies."""
+        point = 2 * len(self._copies)
+        self._timer.record(point)
+        yield
+        self._timer.record(point + 1)
+        self._copies.append(is_to_host)
+
+    def add_prefill(self, timers: Sequence[Timer]) -> None:
+        """The timers that the prefill's segments record into."""
+        self._prefill = timers
+
+    def add_rounds(self, timers: Sequence[Timer], num_levels: int) -> None:
+        """The timers that the next group's segments record into: one of all rounds, or one a round."""
+        assert len(timers) in (1, num_levels), (len(timers), num_levels)
+        self._rounds.append((timers, num_levels))
+
+    def read(self) -> StageTimes:
+        """The times of the batch; only when the device has done all of it."""
+        copies_s = [0.0, 0.0]
+        for number, is_to_host in enumerate(self._copies):
+            copies_s[is_to_host] += self._timer.seconds(2 * number, 2 * number + 1)
+        return StageTimes(
+            to_device_s=copies_s[False],
+            prefill_s=sum(timer.seconds(PREFILL_START, PREFILL_END) for timer in self._prefill),
+            rounds_s=tuple(_read(*group, 0, POINTS_OF_ROUND) for group in self._rounds),
+            selects_s=tuple(_read(*group, 1, 2) for group in self._rounds),
+            to_host_s=copies_s[True],
+        )
+
+
+def _read(timers: Sequence[Timer], num_levels: int, start: int, end: int) -> tuple[float, ...]:
+    firsts = [POINTS_OF_ROUND * level for level in range(num_levels)]
+    of_level = timers if len(timers) == num_levels else [timers[0]] * num_levels
+    return tuple(
+        timer.seconds(first + start, first + end)
+        for timer, first in zip(of_level, firsts, strict=True)
+    )

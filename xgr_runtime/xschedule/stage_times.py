@@ -1,0 +1,18 @@
+"""How long the stages of one batch took, as plain data. `stage_clock` measures it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Seconds. rounds_s and selects_s: by group and round; a round is the model's step (none in round 0), the head, the
+    selection and the reorder of the beams' own KV, and its selection alone is the round's part in selects_s.
+
+    to_device_s: inputs, rule rows and exclusions of all groups. to_host_s: the outcomes.
+    """
+
+    to_device_s: float = 0.0
+    prefill_s: float = 0.0
+    rounds_s: tuple[tuple[float, ...], ...] = ()
+    selects_s: tuple[tuple[float, ...], ...] = ()
+    to_host_s: float = 0.0
