@@ -41,9 +41,11 @@ class _Parser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line; every sub-command sets `handler`: parsed arguments -> exit code."""
-    parser = _Parser(prog="xgr", description=xgr_runtime.__doc__, epilog=EXIT_CODES)
+    parser = _Parser(
+        prog="xgr", description=(xgr_runtime.__doc__ or "").partition("\n")[0], epilog=EXIT_CODES
+    )
     parser.add_argument("--version", action="version", version=f"xgr {xgr_runtime.__version__}")
-    subparsers = parser.add_subparsers(dest="command", required=True)
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     service_cli.add_serve_parser(subparsers)
     service_cli.add_client_parser(subparsers)
     catalog_cli.add_parser(subparsers)
