@@ -17,14 +17,13 @@ import torch
 
 from tests.helpers.conservation import PageWatch
 from xgr_runtime.errors import DeviceError
-from xgr_runtime.hal.discovery import open_device
+from xgr_runtime.hal.discovery import DEVICE_KINDS, open_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from xgr_runtime.hal.device import Device
 
-DEVICE_KINDS = ("cpu", "cuda", "npu")
 DATA_VARIABLE = "XGR_TEST_DATA"
 DEFAULT_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -38,7 +37,10 @@ hypothesis.settings.register_profile("explore", deadline=None, max_examples=500)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--device", choices=DEVICE_KINDS, default="cpu", help="the device that the tests run on"
+        "--device",
+        choices=tuple(DEVICE_KINDS),
+        default="cpu",
+        help="the device that the tests run on",
     )
     parser.addoption(
         "--slow", action="store_true", help="run the long variants too (marker slow: minutes each)"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import typing
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
+from xgr_runtime.config import RuntimeConfig
 from xgr_runtime.errors import DeviceError
 from xgr_runtime.hal import discovery
-from xgr_runtime.hal.discovery import open_device
+from xgr_runtime.hal.discovery import DEVICE_CHOICES, open_device
 
 if TYPE_CHECKING:
     from xgr_runtime.hal.device import Device
@@ -34,6 +36,10 @@ def test_an_absent_device_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_npu_is_absent() -> None:
     with pytest.raises(DeviceError, match="'npu' was asked for but is not usable here"):
         open_device("npu")
+
+
+def test_the_configuration_knows_every_kind() -> None:
+    assert typing.get_args(typing.get_type_hints(RuntimeConfig)["device"]) == DEVICE_CHOICES
 
 
 @pytest.mark.parametrize("name", ["gpu", "", "CPU", "cuda:0"])

@@ -1,13 +1,15 @@
-"""Opening a device by name. Asking for one that is absent is an error; only `auto` moves on, and says why."""
+"""Opening a device by name. Asking for one that is absent is an error; only `auto` moves on, and says why.
 
+A new kind of device is one entry of `DEVICE_KINDS`, in the order of `auto`, and its name in `RuntimeConfig.device`.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from xgr_runtime.errors import DeviceError
 from xgr_runtime.hal.cpu import CpuDevice
 from xgr_runtime.hal.cuda import CudaDevice, why_no_cuda
 from xgr_runtime.hal.device import Device
-
-DEVICE_CHOICES = ("auto", "npu", "cuda", "cpu")
 
 
 @dataclass(frozen=True)
@@ -18,32 +20,47 @@ class OpenedDevice:
     passed_over: tuple[tuple[str, str], ...] = ()
 
 
+@dataclass(frozen=True)
+class DeviceKind:
+    """why_absent: why none can be opened on this machine, or None. open: only called where that is None."""
+
+    why_absent: Callable[[], str | None]
+    open: Callable[[], Device]
+
+
 def why_no_npu() -> str | None:
     """Why no Ascend NPU can be opened."""
     return "this version has no Ascend device yet"
 
 
+def _open_npu() -> Device:
+    raise DeviceError(str(why_no_npu()))
+
+
+DEVICE_KINDS: dict[str, DeviceKind] = {
+    "npu": DeviceKind(lambda: why_no_npu(), _open_npu),
+    "cuda": DeviceKind(lambda: why_no_cuda(), CudaDevice),
+    "cpu": DeviceKind(lambda: None, CpuDevice),
+}
+DEVICE_CHOICES = ("auto", *DEVICE_KINDS)
+
+
 def open_device(choice: str) -> OpenedDevice:
-    """Open 'npu', 'cuda' or 'cpu', or with 'auto' the first of them that is there.
+    """Open a device by its kind, or with 'auto' the first kind of the table that is there.
 
     A named device that is absent is a DeviceError, never a fallback.
     """
     if choice not in DEVICE_CHOICES:
         raise DeviceError(f"device must be one of {', '.join(DEVICE_CHOICES)}, got {choice!r}")
-    reasons = {"npu": why_no_npu, "cuda": why_no_cuda}
-    if choice in reasons:
-        reason = reasons[choice]()
-        if reason is not None:
-            raise DeviceError(
-                f"device {choice!r} was asked for but is not usable here: {reason}; use --device auto or cpu"
-            )
-    if choice == "cuda":
-        return OpenedDevice(CudaDevice())
-    if choice == "cpu":
-        return OpenedDevice(CpuDevice())
-    passed_over = tuple(
-        (kind, reason) for kind, check in reasons.items() if (reason := check()) is not None
+    passed_over = list[tuple[str, str]]()
+    for name, kind in DEVICE_KINDS.items():
+        if choice not in ("auto", name):
+            continue
+        reason = kind.why_absent()
+        if reason is None:
+            return OpenedDevice(kind.open(), tuple(passed_over))
+        passed_over.append((name, reason))
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in passed_over)
+    raise DeviceError(
+        f"device {choice!r} was asked for but is not usable here: {reasons}; use --device auto or cpu"
     )
-    if all(kind != "cuda" for kind, _ in passed_over):
-        return OpenedDevice(CudaDevice(), passed_over)
-    return OpenedDevice(CpuDevice(), passed_over)
