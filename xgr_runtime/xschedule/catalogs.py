@@ -7,6 +7,7 @@ but never activated is somebody's next step: only `retire` frees it.
 
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from xgr_runtime.models.head import CatalogHead, Head, LevelRows
 from xgr_runtime.xbeam.catalog import Catalog
 from xgr_runtime.xbeam.rules import RuleCache, TagExpression
 from xgr_runtime.xbeam.slot import CatalogSlot, plan_slot
+from xgr_runtime.xschedule.engine_stats import CatalogStats
 from xgr_runtime.xschedule.rule_rows import RuleRowTable
 
 logger = logging.getLogger(__name__)
@@ -27,7 +29,8 @@ logger = logging.getLogger(__name__)
 class LoadedCatalog:
     """A version on the device. slot_index is unique for the life of the process per allocated slot.
 
-    activation: the running number of its latest activation, 0 when it was never active.
+    activation: the running number of its latest activation, 0 when it was never active; activated_s: its time, of
+    time.monotonic().
     """
 
     name: str
@@ -39,6 +42,7 @@ class LoadedCatalog:
     rule_rows: RuleRowTable
     num_pins: int = 0
     activation: int = 0
+    activated_s: float = 0.0
 
 
 _IndexedSlot = tuple[int, CatalogSlot]
@@ -120,6 +124,7 @@ class CatalogStore:
             loaded = self._find(name, version)
             self._num_activations += 1
             loaded.activation = self._num_activations
+            loaded.activated_s = time.monotonic()
             self._names[name].active = loaded.version
 
     def retire(self, name: str, version: str) -> None:
@@ -167,6 +172,22 @@ class CatalogStore:
                 }
                 for name, named in self._names.items()
             }
+
+    def stats(self) -> tuple[CatalogStats, ...]:
+        """The active version of each catalogue that has one."""
+        now_s = time.monotonic()
+        with self._lock:
+            return tuple(
+                CatalogStats(
+                    name=name,
+                    version=named.active,
+                    age_s=now_s - named.versions[named.active].activated_s,
+                    num_items=named.versions[named.active].catalog.num_items,
+                    num_versions=len(named.versions),
+                )
+                for name, named in self._names.items()
+                if named.active
+            )
 
     def _begin_load(self, name: str, catalog: Catalog) -> _Named:
         with self._lock:

@@ -33,6 +33,7 @@ from xgr_runtime.xbeam.template import Template
 from xgr_runtime.xschedule.batch import BatchOutput
 from xgr_runtime.xschedule.capacities import capacities_of, default_num_pages
 from xgr_runtime.xschedule.catalogs import CatalogStore
+from xgr_runtime.xschedule.engine_stats import EngineStats
 from xgr_runtime.xschedule.intake import Intake
 from xgr_runtime.xschedule.model_runner import ModelRunner
 from xgr_runtime.xschedule.request import RequestState
@@ -137,6 +138,7 @@ class Engine:
     def start(self) -> None:
         """Start the loop thread and run one small batch per catalogue, so that what cannot run fails here.
 
+        The totals start after those batches.
         Whatever that batch raises (OpUnavailable, for one) closes the engine again.
         """
         if self._thread is not None:
@@ -148,6 +150,8 @@ class Engine:
             for name in self.config.catalogs:
                 search = Search(catalog=name)
                 self.recommend([RecRequest("warm-up", prompt_token_ids=prompt, searches=(search,))])
+            with self._wake:
+                self._totals = Totals()
         except BaseException:
             self.close()
             raise
@@ -248,6 +252,35 @@ class Engine:
             "num_pages_in_use": self.pages.num_in_use,
             "num_prefix_evicted_pages": self.pages.num_evicted,
         }
+
+    def stats(self) -> EngineStats:
+        """The state and the totals at this moment; may be called from any thread, also after `close`."""
+        memory = self.device.memory()
+        providers = {name: tuple(sorted(set(p))) for name, p in dict(self.runner.providers).items()}
+        with self._wake:
+            running = [state for state in self._running if not state.future.done()]
+            return EngineStats(
+                device_kind=self.device.kind,
+                device_name=self.device.name,
+                model=self.config.model.name,
+                model_version=self.model_version,
+                template_version=self._template.version,
+                totals=self._totals.copy(),
+                num_waiting=self._num_waiting - len(running),
+                num_running=len(running),
+                num_pages=self.pages.allocator.num_pages - 1,
+                num_pages_in_use=self.pages.num_in_use,
+                num_cached_pages=self.pages.num_cached,
+                num_evicted_pages=self.pages.num_evicted,
+                num_rows=self.runner.capacities.num_rows,
+                num_rows_in_use=sum(state.num_rows for state in self._running),
+                catalogs=self.catalogs.stats(),
+                providers=providers,
+                num_reference_ops=sum(REFERENCE in p for p in providers.values()),
+                num_graph_captures=self.worker.graphs.num_captures,
+                memory_used_bytes=memory.used_bytes,
+                memory_peak_bytes=memory.peak_bytes,
+            )
 
     def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait for the accepted ones; False when some are left after `timeout_s`."""
@@ -357,29 +390,32 @@ class Engine:
 
     def _run(self, scheduled: Scheduled) -> None:
         """Run a batch and resolve its futures. A batch that fails fails its own requests only."""
+        batch, states, start_s = scheduled.batch, scheduled.states, time.monotonic()
         output: BatchOutput | None = None
+        results: list[RecResult] = []
+        outcomes: Sequence[RecResult | Exception] = results
         try:
-            output = self.worker.run(scheduled.batch)
+            output = self.worker.run(batch)
             end_s = time.monotonic()
-            outcomes: list[RecResult | Exception] = [
-                self._result(scheduled, output, index, end_s)
-                for index in range(len(scheduled.states))
-            ]
+            for index in range(len(states)):
+                results.append(self._result(scheduled, output, index, end_s))
         except Exception as error:
+            ids = batch.request_ids
             logger.exception(
-                "batch %d failed: %s",
-                scheduled.batch.batch_id,
-                ", ".join(scheduled.batch.request_ids),
+                "batch %d failed: %s", batch.batch_id, ", ".join(ids), extra={"request_ids": ids}
             )
-            outcomes = [error] * len(scheduled.states)
+            outcomes = [error] * len(states)
             output = None
-        else:
-            self._totals.add(scheduled.batch, output)
+        seconds = time.monotonic() - start_s
         with self._wake:
+            if output is None:
+                self._totals.add_failed(batch, states, seconds)
+            else:
+                self._totals.add(batch, output, states, results, seconds)
             self._scheduler.complete(scheduled, output)
-        for state in scheduled.states:
+        for state in states:
             self._release(state)
-        for state, outcome in zip(scheduled.states, outcomes, strict=True):
+        for state, outcome in zip(states, outcomes, strict=True):
             _resolve(state.future, outcome)
         with self._wake:
             self._running = ()

@@ -1,0 +1,48 @@
+"""What an engine is and holds at one moment, and what it did since its start: plain data for metrics."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from xgr_runtime.xschedule.totals import Totals
+
+
+@dataclass(frozen=True)
+class CatalogStats:
+    """The active version of a catalogue. age_s: seconds since it was activated. num_versions: loaded at once."""
+
+    name: str
+    version: str
+    age_s: float
+    num_items: int
+    num_versions: int
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """totals: since the engine was warm. num_waiting: accepted and in no batch yet; num_running: in the running batch.
+
+    Pages of history KV: num_pages without the null page; in use are those that running requests hold, cached those that
+    the prefix cache can find again. Beam rows: num_rows of a full batch; in use are those of the running batch.
+    providers: bound providers by op; reference_ops: ops that run on the torch reference.
+    """
+
+    device_kind: str
+    device_name: str
+    model: str
+    model_version: str
+    template_version: str
+    totals: Totals
+    num_waiting: int
+    num_running: int
+    num_pages: int
+    num_pages_in_use: int
+    num_cached_pages: int
+    num_evicted_pages: int
+    num_rows: int
+    num_rows_in_use: int
+    catalogs: tuple[CatalogStats, ...]
+    providers: Mapping[str, tuple[str, ...]]
+    num_reference_ops: int
+    num_graph_captures: int
+    memory_used_bytes: int
+    memory_peak_bytes: int
