@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import select
-import signal
 import subprocess
 import zipfile
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.helpers import installed
+from tools._packaging import distributions as dist
+from tools._packaging import environments as env
+from tools._packaging.service import serving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.e2e
@@ -32,16 +30,20 @@ CONTENT = {
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sources = tmp_path_factory.mktemp("sources")
-    installed.copy_sources(sources)
-    return installed.build(sources, "wheel", tmp_path_factory.mktemp("wheel"))
+    dist.copy_sources(sources)
+    return dist.build(sources, "wheel", tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
 def commands(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bin folder of an environment with the wheel, without the demo's data."""
-    return installed.make_environment(
-        tmp_path_factory.mktemp("environment"), wheel, without=("recbole",)
-    )
+    folder = tmp_path_factory.mktemp("environment")
+    return env.make_environment(folder, env.entries_without("recbole"), offline(wheel))
+
+
+def offline(wheel: Path) -> list[str]:
+    """pip's arguments that install a wheel alone."""
+    return ["--no-index", "--no-deps", str(wheel)]
 
 
 def files_of(wheel: Path) -> dict[str, bytes]:
@@ -55,8 +57,8 @@ def files_of(wheel: Path) -> dict[str, bytes]:
 
 def test_the_wheel_holds_exactly_these_files(wheel: Path) -> None:
     expected = {
-        target + name.removeprefix(folder): (installed.ROOT / name).read_bytes()
-        for name in installed.tracked_files()
+        target + name.removeprefix(folder): (dist.ROOT / name).read_bytes()
+        for name in dist.tracked_files()
         for folder, (target, endings) in CONTENT.items()
         if name.startswith(folder) and name.endswith(endings)
     }
@@ -68,63 +70,38 @@ def test_the_wheel_holds_exactly_these_files(wheel: Path) -> None:
 def test_an_sdist_makes_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     for name in ("sources", "sdist", "unpacked", "wheel"):
         (tmp_path / name).mkdir()
-    installed.copy_sources(tmp_path / "sources")
-    sdist = installed.build(tmp_path / "sources", "sdist", tmp_path / "sdist")
-    tree = installed.unpack_sdist(sdist, tmp_path / "unpacked")
-    again = installed.build(tree, "wheel", tmp_path / "wheel")
+    dist.copy_sources(tmp_path / "sources")
+    sdist = dist.build(tmp_path / "sources", "sdist", tmp_path / "sdist")
+    tree = dist.unpack_sdist(sdist, tmp_path / "unpacked")
+    again = dist.build(tree, "wheel", tmp_path / "wheel")
     assert files_of(again) == files_of(wheel)
 
 
 def test_commands_that_print(commands: Path, tmp_path: Path) -> None:
     xgr = str(commands / "xgr")
-    assert "usage: xgr" in installed.run([xgr, "--help"], tmp_path).stdout
-    proto = installed.run([xgr, "proto"], tmp_path).stdout.rstrip("\n")
+    assert "usage: xgr" in env.run([xgr, "--help"], tmp_path).stdout
+    proto = env.run([xgr, "proto"], tmp_path).stdout.rstrip("\n")
     assert proto.startswith(str(commands.parent))
     name = "xgr/v1/recommend.proto"
     with open(f"{proto}/{name}", encoding="utf-8") as file:
-        assert file.read() == (installed.ROOT / "proto" / name).read_text(encoding="utf-8")
-    reference = installed.run([xgr, "config", "reference"], tmp_path).stdout
-    assert reference == (installed.ROOT / "configs" / "reference.yaml").read_text(encoding="utf-8")
+        assert file.read() == (dist.ROOT / "proto" / name).read_text(encoding="utf-8")
+    reference = env.run([xgr, "config", "reference"], tmp_path).stdout
+    assert reference == (dist.ROOT / "configs" / "reference.yaml").read_text(encoding="utf-8")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_doctor_finds_the_providers(commands: Path, tmp_path: Path) -> None:
-    report = json.loads(installed.run([str(commands / "xgr"), "doctor", "--json"], tmp_path).stdout)
+    report = json.loads(env.run([str(commands / "xgr"), "doctor", "--json"], tmp_path).stdout)
     providers = {op["provider"] for op in report["ops"] if op["device"] == "cpu"}
     assert len(providers) > 1, "the providers of ops/ and the references"
     assert None not in providers
-
-
-@contextmanager
-def serving(commands: Path, folder: Path) -> Iterator[str]:
-    """`xgr serve --config demo` in a folder; gives the address, then drains."""
-    command = [str(commands / "xgr"), "serve", "--config", "demo", "--port", "0"]
-    with (folder / "log").open("w") as log:
-        server = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=installed.environment(),
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
-        with server:
-            assert server.stdout is not None
-            try:
-                assert select.select([server.stdout], [], [], 60)[0]
-                line = server.stdout.readline()
-                assert "listening on " in line, (folder / "log").read_text()
-                yield line.split("listening on ")[1].strip()
-            finally:
-                server.send_signal(signal.SIGTERM)
-            assert server.wait(timeout=60) == 0
 
 
 def test_serve_a_configuration_by_name(commands: Path, tmp_path: Path) -> None:
     with serving(commands, tmp_path) as target:
         command = [str(commands / "xgr"), "client", "--target", target, "--json"]
         command += ["--history-ids", "50,172,181", "--num-results", "3", "--exclude-history"]
-        (result,) = json.loads(installed.run(command, tmp_path).stdout)["results"]
+        (result,) = json.loads(env.run(command, tmp_path).stdout)["results"]
     ids = [item["item_id"] for item in result["items"]]
     assert len(set(ids) - {50, 172, 181}) == 3
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
@@ -134,7 +111,7 @@ def test_the_demo_says_where_its_data_comes_from(commands: Path, tmp_path: Path)
     done = subprocess.run(
         [commands / "xgr", "demo"],
         cwd=tmp_path,
-        env=installed.environment(),
+        env=env.environment(),
         capture_output=True,
         text=True,
         check=False,
@@ -148,8 +125,8 @@ def test_the_demo_says_where_its_data_comes_from(commands: Path, tmp_path: Path)
 
 @pytest.mark.slow
 def test_the_demo_runs(wheel: Path, tmp_path: Path) -> None:
-    commands = installed.make_environment(tmp_path / "environment", wheel)
+    commands = env.make_environment(tmp_path / "environment", env.entries_without(), offline(wheel))
     (tmp_path / "empty").mkdir()
-    installed.run([str(commands / "xgr"), "demo"], tmp_path / "empty")
+    env.run([str(commands / "xgr"), "demo"], tmp_path / "empty")
     report = json.loads((tmp_path / "empty" / "demo-report.json").read_text(encoding="utf-8"))
     assert (report["num_users"], report["num_invalid_items"]) == (943, 0)

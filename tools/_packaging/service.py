@@ -1,0 +1,51 @@
+"""`xgr serve --config demo` of an environment, as a process."""
+
+from __future__ import annotations
+
+import select
+import signal
+import subprocess
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from tools._packaging.environments import environment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+START_LIMIT_S = 120.0
+
+
+@contextmanager
+def serving(commands: Path, folder: Path, *options: str) -> Iterator[str]:
+    """Serve with the Python of a bin folder (`options` are Python's own); gives the address, then drains.
+
+    Raises RuntimeError with the server's log, which is `folder`/log, when it does not start or does not end well.
+    """
+    command = [str(commands / "python"), *options, "-m", "xgr_runtime.cli"]
+    command += ["serve", "--config", "demo", "--port", "0"]
+    log_path = folder / "log"
+    with (
+        log_path.open("w", encoding="utf-8") as log,
+        subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        ) as server,
+    ):
+        assert server.stdout is not None
+        try:
+            ready, _, _ = select.select([server.stdout], [], [], START_LIMIT_S)
+            line = server.stdout.readline() if ready else ""
+            if "listening on " not in line:
+                raise RuntimeError(f"no service: {log_path.read_text(encoding='utf-8')}")
+            yield line.split("listening on ")[1].strip()
+        finally:
+            server.send_signal(signal.SIGTERM)
+        code = server.wait(timeout=60)
+    if code != 0:
+        raise RuntimeError(f"exit code {code}: {log_path.read_text(encoding='utf-8')}")
