@@ -94,7 +94,7 @@ def make_config(
         search=search or SearchDefaults(),
         limits=limits,
         scheduler=scheduler,
-        cache=cache or CacheConfig(),
+        cache=cache or CacheConfig(prefix_cache_bytes=1 << 20),
         ops=OpsConfig(allow_reference=allow_reference),
     )
     check_config(config)

@@ -35,6 +35,7 @@ SMALL = (
     "limits.max_prompt_tokens=64",
     "search.num_results=4000",
     "cache.page_size_tokens=4",
+    "cache.prefix_cache_bytes=65536",
 )
 
 
