@@ -189,6 +189,8 @@ def failures_of(report: dict[str, Any], limit_percent: float) -> list[str]:
         for catalog in service_report["engine"]["catalogs"].values()
         for version in catalog["versions"].values()
     ]
+    if service_report["num_pages_in_use"]:
+        found.append(f"{service_report['num_pages_in_use']} pages are held by no request")
     if any(pins):
         found.append(f"pins of catalogue versions left: {pins}")
     return found

@@ -84,13 +84,13 @@ def main(argv: Sequence[str]) -> int:
         finally:
             swapper.stop()
         is_at_rest = engine.drain(REST_S)
-        engine.allocator.check_conservation()
+        engine.pages.check_conservation()
         report: dict[str, Any] = {
             "end": end.name,
             "is_at_rest": is_at_rest,
             "num_swaps": swapper.num_swaps,
             "num_swaps_refused": swapper.num_refused,
-            "num_pages": engine.allocator.num_pages - 1,
+            "num_pages_in_use": engine.pages.num_in_use,
             "engine": engine.describe(),
         }
     Path(report_path).write_text(json.dumps(report, default=str))

@@ -1,0 +1,231 @@
+"""Storms of requests on engines whose pools are as small as they may be: every answer right or a proper status.
+
+The pools are pages, rows, tokens, rows for rule sets and places in the queue. The configuration refuses pools that a single
+request could exceed, so a request that could never run is refused when it is submitted, by the name of its limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from tests.helpers.load import (
+    MAX_WIDTH,
+    Alone,
+    Content,
+    Shot,
+    TickWatch,
+    assert_at_rest,
+    check_outcomes,
+    make_contents,
+    make_shots,
+    storm,
+)
+from tests.service.world import World, make_world
+from xgr_runtime import Engine, RuntimeConfig
+from xgr_runtime.errors import ConfigError, InvalidRequest
+from xgr_runtime.types import RecRequest, Search
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.e2e
+ROOMY = ("scheduler.max_queue=4096",)
+# The smallest of each that the limits allow: prompts of 128 tokens, beams of 64 rows.
+POOLS = {
+    "all roomy": (),
+    "pages for one history": ("cache.page_size_tokens=4", "cache.num_pages=33"),
+    "rows for one search": ("scheduler.max_batch_rows=64",),
+    "tokens for one history": ("scheduler.max_batch_tokens=128",),
+    "one history, one rule row": ("scheduler.max_batch_histories=1", "cache.rule_rows=1"),
+    "all at once": (
+        "cache.page_size_tokens=128",
+        "cache.num_pages=2",
+        "scheduler.max_batch_rows=64",
+        "scheduler.max_batch_tokens=128",
+        "cache.rule_rows=1",
+        "cache.rule_cache_bytes=0",
+    ),
+    "no prefix cache": ("cache.prefix_cache=false", "cache.num_pages=9"),
+}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return make_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="module")
+def alone(world: World) -> Iterator[Alone]:
+    with Engine.from_config(config_of(world, "scheduler.max_wait_ms=0")) as engine:
+        yield Alone(world, engine)
+
+
+@pytest.fixture(scope="module")
+def contents(world: World) -> list[Content]:
+    return make_contents(world, np.random.default_rng(1), 120)
+
+
+def config_of(world: World, *overrides: str) -> RuntimeConfig:
+    return RuntimeConfig.from_yaml(world.config, [*ROOMY, *overrides])
+
+
+def run_storm(
+    config: RuntimeConfig, contents: list[Content], alone: Alone, count: int, seed: int
+) -> Counter[str]:
+    """A storm on an engine of its own, checked to the last request; counts by outcome."""
+    shots = make_shots(contents, np.random.default_rng(seed), count)
+    with Engine.from_config(config) as engine:
+        ticks = TickWatch.on(engine)
+        start_s = time.monotonic()
+        outcomes = asyncio.run(storm(engine, shots))
+        seconds = time.monotonic() - start_s
+        counts = check_outcomes(shots, outcomes, alone)
+        assert_at_rest(engine)
+        assert ticks.num_skipped == 0, "the scheduler had requests and ran none of them"
+        idle_ticks = ticks.num_ticks
+        time.sleep(0.1)
+        assert ticks.num_ticks - idle_ticks <= 1, "an idle engine spins"
+        evicted = engine.describe()["num_prefix_evicted_pages"]
+    sys.stdout.write(
+        f"{count} at once in {seconds:.1f} s: {dict(counts)}, {evicted} pages evicted\n"
+    )
+    return counts
+
+
+def test_2000_requests_at_once(world: World, alone: Alone, contents: list[Content]) -> None:
+    counts = run_storm(config_of(world), contents, alone, 2000, seed=2)
+    assert counts["RecResult"] > 800
+    assert min(counts["CancelledError"], counts["DeadlineExceeded"], counts["NotFound"]) > 5
+    assert counts["InvalidRequest"] > 20
+    assert counts["Overloaded"] == 0
+    assert alone.num_identical >= 0.95 * alone.num_compared
+
+
+@pytest.mark.parametrize("pool", list(POOLS))
+def test_small_pools(world: World, alone: Alone, contents: list[Content], pool: str) -> None:
+    counts = run_storm(config_of(world, *POOLS[pool]), contents, alone, 120, seed=3)
+    assert counts["RecResult"] > 60
+
+
+@pytest.mark.parametrize("max_queue", [1, 50])
+def test_a_small_queue_rejects_the_rest(
+    world: World, alone: Alone, contents: list[Content], max_queue: int
+) -> None:
+    config = config_of(world, f"scheduler.max_queue={max_queue}", *POOLS["pages for one history"])
+    counts = run_storm(config, contents, alone, 400, seed=4)
+    assert counts["RecResult"] >= min(max_queue, 40)
+    assert counts["Overloaded"] > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [5, 6])
+@pytest.mark.parametrize("pool", list(POOLS))
+def test_2000_requests_on_small_pools(
+    world: World, alone: Alone, contents: list[Content], pool: str, seed: int
+) -> None:
+    run_storm(config_of(world, *POOLS[pool]), contents, alone, 2000, seed)
+    run_storm(
+        config_of(world, *POOLS[pool], "scheduler.max_queue=300"), contents, alone, 2000, seed
+    )
+
+
+def test_what_can_never_fit_is_refused_at_once_and_blocks_nobody(world: World) -> None:
+    """Ahead of it, behind it and in its batch everything is answered, while it hears of its limit before any of them."""
+    never = {
+        "beam_widths[1]": RecRequest(
+            history_item_ids=np.array([1]), searches=(Search(beam_widths=(1, 65, 1)),)
+        ),
+        "limits.max_prompt_tokens": RecRequest(prompt_token_ids=np.ones(129, np.int64)),
+    }
+    fits = RecRequest(
+        prompt_token_ids=np.ones(128, np.int64), searches=(Search(beam_width=MAX_WIDTH),)
+    )
+    config = config_of(world, *POOLS["all at once"], "scheduler.max_wait_ms=300")
+    with Engine.from_config(config) as engine:
+        ahead = [engine.submit_future(fits) for _ in range(3)]
+        refused = {name: engine.submit_future(request) for name, request in never.items()}
+        behind = [engine.submit_future(fits) for _ in range(3)]
+        for name, future in refused.items():
+            with pytest.raises(InvalidRequest) as caught:
+                future.result(10)
+            assert name in str(caught.value)
+        assert not ahead[-1].done()
+        for answered in (*ahead, *behind):
+            assert answered.result(30).results[0].num_valid == MAX_WIDTH
+        assert_at_rest(engine)
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("cache.num_pages=8", "cache.num_pages"),
+        ("scheduler.max_batch_rows=63", "limits.max_beam_width"),
+        ("scheduler.max_batch_tokens=127", "limits.max_prompt_tokens"),
+        ("scheduler.max_batch_histories=0", "scheduler.max_batch_histories"),
+        ("scheduler.max_queue=0", "scheduler.max_queue"),
+        ("cache.rule_rows=0", "cache.rule_rows"),
+    ],
+)
+def test_pools_too_small_for_one_request_are_refused(
+    world: World, override: str, named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        config_of(world, override)
+
+
+@pytest.mark.parametrize("pool", ["rows for one search", "pages for one history"])
+def test_a_big_request_does_not_starve_behind_small_ones(world: World, pool: str) -> None:
+    """Small ones keep coming, always fit beside each other and arrive with less time left; the big one gets its turn."""
+    small = RecRequest(history_item_ids=np.array([1]), searches=(Search(beam_width=2),))
+    big = RecRequest(
+        prompt_token_ids=np.ones(128, np.int64), searches=(Search(beam_width=MAX_WIDTH),)
+    )
+    config = config_of(world, *POOLS[pool], "scheduler.patience_ms=300")
+
+    async def main(engine: Engine) -> tuple[float, int]:
+        is_over, num_small = False, 0
+
+        async def caller() -> None:
+            nonlocal num_small
+            while not is_over:
+                request = RecRequest(
+                    history_item_ids=small.history_item_ids,
+                    searches=small.searches,
+                    deadline_s=time.monotonic() + 0.25,
+                )
+                await asyncio.gather(engine.submit(request), return_exceptions=True)
+                num_small += 1
+
+        callers = [asyncio.ensure_future(caller()) for _ in range(40)]
+        await asyncio.sleep(0.2)
+        before_s = time.monotonic()
+        assert (await engine.submit(big)).results[0].num_valid == MAX_WIDTH
+        waited_s = time.monotonic() - before_s
+        is_over = True
+        await asyncio.gather(*callers)
+        return waited_s, num_small
+
+    with Engine.from_config(config) as engine:
+        waited_s, num_small = asyncio.run(main(engine))
+        assert_at_rest(engine)
+    assert num_small > 40
+    assert waited_s < 5, f"the big request waited {waited_s:.1f} s beside {num_small} small ones"
+
+
+def test_callers_that_all_give_up_leave_nothing_behind(
+    world: World, alone: Alone, contents: list[Content]
+) -> None:
+    good = [content for content in contents if not content.is_bad]
+    shots = [Shot(good[i % len(good)], None, 0.3 * (i % 7) / 7) for i in range(300)]
+    with Engine.from_config(config_of(world, *POOLS["pages for one history"])) as engine:
+        outcomes = asyncio.run(storm(engine, shots))
+        check_outcomes(shots, outcomes, alone)
+        assert_at_rest(engine)
+        assert engine.recommend([good[0].request])
