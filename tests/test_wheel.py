@@ -29,9 +29,7 @@ CONTENT = {
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sources = tmp_path_factory.mktemp("sources")
-    dist.copy_sources(sources)
-    return dist.build(sources, "wheel", tmp_path_factory.mktemp("wheel"))
+    return dist.build_wheel(tmp_path_factory.mktemp("built"))
 
 
 @pytest.fixture(scope="module")

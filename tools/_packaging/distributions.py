@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import email
 import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 from tools._packaging.environments import run
 
@@ -35,9 +39,26 @@ def build(sources: Path, kind: str, out: Path) -> Path:
     return out / done.stdout.splitlines()[-1]
 
 
+def build_wheel(folder: Path) -> Path:
+    """Build the wheel of the checkout in an existing folder."""
+    sources, out = folder / "sources", folder / "wheel"
+    out.mkdir()
+    copy_sources(sources)
+    return build(sources, "wheel", out)
+
+
 def unpack_sdist(sdist: Path, folder: Path) -> Path:
     """Unpack; returns the source tree."""
     with tarfile.open(sdist) as archive:
         archive.extractall(folder, filter="data")
     (tree,) = folder.iterdir()
     return tree
+
+
+def requirements(wheel: Path) -> list[Requirement]:
+    """`project.dependencies` of pyproject.toml as a wheel has them; those of the extras are left out."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
+        metadata = email.message_from_bytes(archive.read(name))
+    found = [Requirement(text) for text in metadata.get_all("Requires-Dist", ())]
+    return [r for r in found if "extra ==" not in str(r.marker)]
