@@ -21,7 +21,8 @@ START_LIMIT_S = 120.0
 def serving(commands: Path, folder: Path, *options: str) -> Iterator[str]:
     """Serve with the Python of a bin folder (`options` are Python's own); gives the address, then drains.
 
-    Raises RuntimeError with the server's log, which is `folder`/log, when it does not start or does not end well.
+    Raises RuntimeError with the server's log, which is `folder`/log, when it does not start, does not end well, or has logged a
+    traceback.
     """
     command = [str(commands / "python"), *options, "-m", "xgr_runtime.cli"]
     command += ["serve", "--config", "demo", "--port", "0"]
@@ -47,5 +48,6 @@ def serving(commands: Path, folder: Path, *options: str) -> Iterator[str]:
         finally:
             server.send_signal(signal.SIGTERM)
         code = server.wait(timeout=60)
-    if code != 0:
-        raise RuntimeError(f"exit code {code}: {log_path.read_text(encoding='utf-8')}")
+    logged = log_path.read_text(encoding="utf-8")
+    if code != 0 or "Traceback" in logged:
+        raise RuntimeError(f"exit code {code}: {logged}")
