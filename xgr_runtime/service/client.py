@@ -22,6 +22,8 @@ from xgr_runtime.types import RecRequest, RecResult
 
 DEFAULT_TIMEOUT_S = 10.0
 DEFAULT_MESSAGE_BYTES = LimitsConfig().max_message_bytes
+# gRPC waits up to two minutes between attempts; a server that is up again should not stay without callers for that long.
+MAX_RECONNECT_MS = 1000
 
 
 class RecommendClient:
@@ -133,6 +135,7 @@ def _options(max_message_bytes: int) -> tuple[tuple[str, int], ...]:
     return (
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.max_reconnect_backoff_ms", MAX_RECONNECT_MS),
     )
 
 

@@ -1,0 +1,369 @@
+"""The serving process and every way it ends under load: SIGTERM once and twice, SIGKILL and a restart, a broken engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.helpers.load import Alone, Content, make_contents
+from tests.service.process import ROOT, serving, start
+from tests.service.running import running
+from tests.service.stand_in import StandInEngine
+from tests.service.world import World, make_world
+from xgr_runtime import Engine, RuntimeConfig
+from xgr_runtime.config import ServiceConfig
+from xgr_runtime.errors import EngineClosed, XgrError
+from xgr_runtime.service.client import AsyncRecommendClient, RecommendClient
+from xgr_runtime.service.client_output import status_name
+from xgr_runtime.service.rpc_errors import ServiceError
+from xgr_runtime.service.server import RecommendServer
+from xgr_runtime.types import RecRequest, RecResult, Search
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+pytestmark = pytest.mark.e2e
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+END_S = 30.0
+ACCEPT_S = 0.7  # by then a busy server has taken in a few hundred calls that were sent at once
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return make_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="module")
+def alone(world: World) -> Iterator[Alone]:
+    config = RuntimeConfig.from_yaml(world.config, ["scheduler.max_wait_ms=0"])
+    with Engine.from_config(config) as engine:
+        yield Alone(world, engine)
+
+
+@pytest.fixture(scope="module")
+def contents(world: World) -> list[Content]:
+    made = make_contents(world, np.random.default_rng(7), 60)
+    return [content for content in made if not content.is_bad]
+
+
+def command(world: World, *overrides: str, port: int = 0) -> list[str]:
+    sets = [part for override in overrides for part in ("--set", override)]
+    options = ["--port", str(port), "--log-level", "error", *sets]
+    return ["-m", "xgr_runtime.cli", "serve", "--config", str(world.config), *options]
+
+
+@dataclass
+class Call:
+    """One call of the load: when it was sent and ended, and with what."""
+
+    content: Content
+    sent_s: float
+    end_s: float = 0.0
+    outcome: RecResult | XgrError | None = None
+
+    @property
+    def status(self) -> str:
+        if isinstance(self.outcome, XgrError):
+            return status_name(self.outcome)
+        return "OK" if self.outcome is not None else "OPEN"
+
+
+@dataclass
+class Load:
+    """Callers that never pause, each with its next content, on connections of their own in part."""
+
+    contents: Sequence[Content]
+    calls: list[Call] = field(default_factory=list)
+    is_over: bool = False
+
+    async def call_until_over(self, client: AsyncRecommendClient) -> None:
+        while not self.is_over:
+            await self.call(client)
+
+    async def call(self, client: AsyncRecommendClient) -> Call:
+        number = len(self.calls)
+        call = Call(self.contents[number % len(self.contents)], time.monotonic())
+        self.calls.append(call)
+        request = dataclasses.replace(call.content.request, request_id=f"r{number}")
+        try:
+            call.outcome = await client.recommend(request)
+        except XgrError as error:
+            call.outcome = error
+            await asyncio.sleep(0.01)
+        call.end_s = time.monotonic()
+        return call
+
+    def check_answers(self, alone: Alone) -> int:
+        """Every answer is right; how many there are."""
+        answered = [call for call in self.calls if isinstance(call.outcome, RecResult)]
+        for call in answered:
+            assert isinstance(call.outcome, RecResult)
+            alone.check(call.content, call.outcome)
+        return len(answered)
+
+    def statuses(self) -> dict[str, int]:
+        names = [call.status for call in self.calls]
+        return {name: names.count(name) for name in sorted(set(names))}
+
+
+async def watch_health(target: str, seen: list[tuple[int, float]]) -> None:
+    """Note each status of a health watch and when it came, until the watch ends."""
+    async with grpc.aio.insecure_channel(target) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        watch = stub.Watch(health_pb2.HealthCheckRequest())
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            async for reply in watch:
+                seen.append((reply.status, time.monotonic()))
+        assert await watch.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_sigterm_under_load_loses_nothing(
+    world: World, alone: Alone, contents: list[Content]
+) -> None:
+    load, health = Load(contents), list[tuple[int, float]]()
+
+    async def drive(process: subprocess.Popen[str], target: str) -> float:
+        clients = [AsyncRecommendClient(target, timeout_s=60) for _ in range(6)]
+        watch = asyncio.ensure_future(watch_health(target, health))
+        callers = [asyncio.ensure_future(load.call_until_over(clients[i % 6])) for i in range(24)]
+        await asyncio.sleep(0.4)
+        queued = [asyncio.ensure_future(load.call(clients[i % 6])) for i in range(350)]
+        await asyncio.sleep(ACCEPT_S)
+        process.send_signal(signal.SIGTERM)
+        signal_s = time.monotonic()
+        await asyncio.gather(*queued)
+        while process.poll() is None:
+            await asyncio.sleep(0.01)
+        load.is_over = True
+        await asyncio.gather(*callers, watch)
+        for client in clients:
+            await client.close()
+        return signal_s
+
+    # One request a batch, so that the queue is still long when the signal comes.
+    options = ("scheduler.max_batch_histories=1", "service.drain_s=60")
+    with serving(command(world, *options)) as (process, target):
+        signal_s = asyncio.run(drive(process, target))
+        _, errors = process.communicate(timeout=END_S)
+    assert (process.returncode, errors) == (0, "")
+    assert set(load.statuses()) == {"OK", "UNAVAILABLE"}, load.statuses()
+    assert load.check_answers(alone) > 350
+    accepted = [c for c in load.calls if c.sent_s < signal_s - 0.9 * ACCEPT_S]
+    assert sum(call.end_s > signal_s for call in accepted) > 50, "few were in flight"
+    assert {call.status for call in accepted} == {"OK"}
+    late = [c for c in load.calls if c.sent_s > signal_s + 0.3]
+    assert {call.status for call in late} == {"UNAVAILABLE"}
+    assert [status for status, _ in health] == [SERVING, NOT_SERVING]
+    told_s = health[1][1]
+    refused_s = [c.end_s for c in load.calls if c.status == "UNAVAILABLE"]
+    assert told_s < min(refused_s) + 0.1, "callers heard of it before the health watch"
+    answered_s = max(c.end_s for c in load.calls if c.status == "OK")
+    assert told_s < answered_s, "health turns before the drain, not after it"
+
+
+def test_a_second_signal_stops_at_once(world: World, contents: list[Content]) -> None:
+    load = Load(contents)
+
+    async def drive(process: subprocess.Popen[str], target: str) -> float:
+        async with AsyncRecommendClient(target, timeout_s=60) as client:
+            queued = [asyncio.ensure_future(load.call(client)) for _ in range(390)]
+            await asyncio.sleep(0.4)
+            process.send_signal(signal.SIGTERM)
+            await asyncio.sleep(0.1)
+            process.send_signal(signal.SIGTERM)
+            second_s = time.monotonic()
+            await asyncio.gather(*queued)
+            return second_s
+
+    # One request a batch, so that the queue is still long when the second signal comes.
+    options = ("scheduler.max_batch_histories=1", "service.drain_s=60")
+    with serving(command(world, *options)) as (process, target):
+        second_s = asyncio.run(drive(process, target))
+        _, errors = process.communicate(timeout=END_S)
+        seconds = time.monotonic() - second_s
+    assert process.returncode == 1
+    assert errors == "xgr serve: requests were cut off\n"
+    assert set(load.statuses()) == {"OK", "UNAVAILABLE"}, load.statuses()
+    assert load.statuses()["UNAVAILABLE"] > 50
+    assert seconds < 5, f"the process ended {seconds:.1f} s after the second signal"
+
+
+def test_clients_that_stream_lines_hear_of_the_stop(
+    world: World, alone: Alone, contents: list[Content]
+) -> None:
+    """`xgr client --input -`, fed for ever: answers, then refusals, each line once and in order, and exit code 3."""
+    histories = [c.history for c in contents]
+    lines = [
+        json.dumps({"request_id": f"l{i}", "history_item_ids": [h.item_id for h in history]})
+        for i, history in enumerate(histories * 60)
+    ]
+    with serving(command(world)) as (process, target):
+        options = ["--target", target, "--input", "-", "--json", "--concurrency", "8"]
+        client = subprocess.Popen(
+            [sys.executable, "-m", "xgr_runtime.cli", "client", *options, "--beam-width", "8"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert client.stdin is not None
+        assert client.stdout is not None
+        client.stdin.write("\n".join(lines[:400]) + "\n")
+        client.stdin.flush()
+        first = client.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        rest, errors = client.communicate("\n".join(lines[400:450]) + "\n", timeout=60)
+        _, server_errors = process.communicate(timeout=END_S)
+    assert (process.returncode, server_errors, errors, client.returncode) == (0, "", "", 3)
+    answers = [json.loads(line) for line in (first, *rest.splitlines())]
+    assert [a["request_id"] for a in answers] == [f"l{i}" for i in range(450)]
+    codes = [a["error"]["code"] if "error" in a else "OK" for a in answers]
+    assert set(codes) == {"OK", "UNAVAILABLE"}
+    assert set(codes[400:]) == {"UNAVAILABLE"}
+    request = dataclasses.replace(contents[0].request, searches=(Search(beam_width=8),))
+    (expected,) = alone.engine.recommend([request])
+    items = [item["item_id"] for item in answers[0]["results"][0]["items"]]
+    assert items == expected.results[0].item_ids.tolist()
+
+
+def test_sigkill_and_a_restart_on_the_same_port(
+    world: World, alone: Alone, contents: list[Content]
+) -> None:
+    """Calls in flight fail as UNAVAILABLE, the same client gets answers from the next process without being made anew."""
+    load = Load(contents)
+
+    async def drive(first: subprocess.Popen[str], target: str) -> tuple[float, int]:
+        port = int(target.rpartition(":")[2])
+        async with AsyncRecommendClient(target, timeout_s=60) as client:
+            callers = [asyncio.ensure_future(load.call_until_over(client)) for _ in range(16)]
+            await asyncio.sleep(0.5)
+            first.kill()
+            killed_s = time.monotonic()
+            restart = serving(command(world, port=port))
+            second, again = await asyncio.to_thread(restart.__enter__)
+            assert again == target
+            up_s = time.monotonic()
+            while not any(c.status == "OK" and c.sent_s > killed_s for c in load.calls):
+                assert time.monotonic() < up_s + 30
+                await asyncio.sleep(0.01)
+            back_s = time.monotonic() - up_s
+            await asyncio.sleep(0.3)
+            second.send_signal(signal.SIGTERM)
+            _, errors = await asyncio.to_thread(second.communicate, timeout=END_S)
+            load.is_over = True
+            await asyncio.gather(*callers)
+            restart.__exit__(None, None, None)
+            assert (second.returncode, errors) == (0, "")
+        num_after = sum(c.status == "OK" and c.sent_s > killed_s for c in load.calls)
+        return back_s, num_after
+
+    with serving(command(world)) as (process, target):
+        back_s, num_after = asyncio.run(drive(process, target))
+        assert process.wait(END_S) == -signal.SIGKILL
+    assert set(load.statuses()) == {"OK", "UNAVAILABLE"}, load.statuses()
+    assert load.check_answers(alone) > num_after > 10
+    sys.stdout.write(f"the client was back {back_s:.2f} s after the restart\n")
+    assert back_s < 5
+
+
+def test_an_engine_that_breaks_under_load(
+    world: World, alone: Alone, contents: list[Content]
+) -> None:
+    """In the middle of a batch, with others queued: every call ends, health tells of it, and the process gives up."""
+    load, health = Load(contents), list[tuple[int, float]]()
+
+    async def drive(process: subprocess.Popen[str], target: str) -> None:
+        async with AsyncRecommendClient(target, timeout_s=60) as client:
+            watch = asyncio.ensure_future(watch_health(target, health))
+            callers = [asyncio.ensure_future(load.call_until_over(client)) for _ in range(32)]
+            await asyncio.sleep(0.7)
+            process.send_signal(signal.SIGUSR1)
+            await watch
+            load.is_over = True
+            await asyncio.gather(*callers)
+
+    with serving(["-m", "tests.e2e.serve_breaking", str(world.config)]) as (process, target):
+        start_s = time.monotonic()
+        asyncio.run(drive(process, target))
+        _, errors = process.communicate(timeout=END_S)
+        seconds = time.monotonic() - start_s
+    assert process.returncode == 1, errors
+    assert errors.splitlines()[-1] == "xgr serve: the engine stopped by itself"
+    assert "SystemError: beyond repair" in errors
+    assert [status for status, _ in health] == [SERVING, NOT_SERVING]
+    assert set(load.statuses()) <= {"OK", "UNAVAILABLE"}, load.statuses()
+    assert load.check_answers(alone) > 20
+    closed = [c for c in load.calls if isinstance(c.outcome, (EngineClosed, ServiceError))]
+    assert len(closed) >= 16, "those of the batch, those in the queue and those that came later"
+    assert seconds < 15, "no drain is waited for"
+
+
+@pytest.mark.parametrize("after_s", [0.3, 0.9, 1.3])
+def test_sigterm_during_the_start(world: World, after_s: float) -> None:
+    """Nothing was accepted, so nothing is lost: exit code 0 and no traceback, whatever was being loaded."""
+    process = start(command(world))
+    time.sleep(after_s)
+    process.send_signal(signal.SIGTERM)
+    sent_s = time.monotonic()
+    output, errors = process.communicate(timeout=END_S)
+    assert time.monotonic() - sent_s < 5
+    assert "Traceback" not in errors
+    assert process.returncode in (0, -signal.SIGTERM)
+    assert output == "" or output.startswith("xgr serve: listening on ")
+
+
+def test_a_port_is_free_again_after_a_drain(world: World) -> None:
+    with serving(command(world)) as (process, target):
+        with RecommendClient(target) as client:
+            assert client.wait_until_serving(10)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=END_S)
+    port = int(target.rpartition(":")[2])
+    with serving(command(world, port=port)) as (_, again), RecommendClient(again) as client:
+        assert client.wait_until_serving(10)
+
+
+@pytest.mark.slow
+def test_a_client_is_back_within_seconds_of_a_long_outage() -> None:
+    """Left to itself gRPC would try again after ever longer pauses, some twelve seconds after an outage of thirty."""
+
+    async def main() -> float:
+        stop_now = asyncio.Event()
+        stop_now.set()
+        request = RecRequest(history_item_ids=np.array([1]))
+        async with running(StandInEngine()) as (_, target):
+            client = AsyncRecommendClient(target)
+            assert await client.recommend(request)
+        load = Load([Content([], request)])
+        caller = asyncio.ensure_future(load.call_until_over(client))
+        await asyncio.sleep(30)
+        port = int(target.rpartition(":")[2])
+        second = RecommendServer(StandInEngine(), RuntimeConfig(service=ServiceConfig(port=port)))
+        await second.start()
+        up_s = time.monotonic()
+        while not any(call.status == "OK" for call in load.calls):
+            assert time.monotonic() < up_s + 60
+            await asyncio.sleep(0.001)
+        seconds = min(call.end_s for call in load.calls if call.status == "OK") - up_s
+        load.is_over = True
+        await caller
+        await client.close()
+        await second.stop(stop_now)
+        return seconds
+
+    assert asyncio.run(main()) < 3
