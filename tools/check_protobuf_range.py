@@ -76,7 +76,7 @@ def holds(folder: Path, wheel: Path, end: str, pins: list[str]) -> bool:
     constraints.write_text("\n".join(pins) + "\n", encoding="utf-8")
     install = ["--constraint", str(constraints), str(wheel), "grpcio-status"]
     try:
-        entries = environments.entries_of(*GIVEN)
+        entries = environments.entries_of(*GIVEN, "pip")
         commands = environments.make_environment(folder / end, entries, install)
         with serving(commands, folder / end, "-W", "error") as target:
             command = [str(commands / "python"), "-W", "error", str(EXERCISE), target]

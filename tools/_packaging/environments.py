@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import subprocess
-import sys
 import sysconfig
 import venv
 from pathlib import Path
@@ -50,7 +49,7 @@ def entries_of(*names: str) -> list[Path]:
 
 
 def make_environment(folder: Path, entries: Iterable[Path], install: Sequence[str]) -> Path:
-    """An environment with links to `entries`, in which pip was given `install`; returns its bin folder."""
+    """An environment with links to `entries`, one of them pip, which installs the rest; returns its bin folder."""
     libraries = folder / "libraries"
     libraries.mkdir(parents=True)
     for path in entries:
@@ -61,8 +60,7 @@ def make_environment(folder: Path, entries: Iterable[Path], install: Sequence[st
         [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], folder
     )
     (Path(site.stdout.strip()) / "libraries.pth").write_text(f"{libraries}\n", encoding="utf-8")
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
-    run([*pip, "--no-compile", *install], folder)
+    run([str(python), "-m", "pip", "install", "--quiet", "--no-compile", *install], folder)
     return python.parent
 
 
