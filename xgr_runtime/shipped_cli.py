@@ -27,6 +27,9 @@ def add_parsers(subparsers: Any) -> None:
     )
     demo.add_argument("--work", default=".demo", metavar="FOLDER", help="catalogue, requests, log")
     demo.add_argument("--report", default="demo-report.json", metavar="FILE", help="the figures")
+    demo.add_argument(
+        "--no-prefix-cache", action="store_true", help="serve without it; the metrics stay the same"
+    )
     demo.set_defaults(handler=_demo)
 
 
@@ -38,4 +41,5 @@ def _proto(args: argparse.Namespace) -> int:
 def _demo(args: argparse.Namespace) -> int:
     # Its source lies with its training, under tools/; by this name it exists where the package is installed (setup.py).
     run = import_module("xgr_runtime.demo.run")
-    return int(run.main(run.Places(work=Path(args.work), report=Path(args.report))))
+    places = run.Places(Path(args.work), Path(args.report), not args.no_prefix_cache)
+    return int(run.main(places))
