@@ -56,7 +56,11 @@ class SearchDefaults:
 
 @dataclass(frozen=True)
 class LimitsConfig:
-    """What one request may ask for; beyond it the request is refused by the field's name."""
+    """What one request may ask for, and all requests together; beyond it a request is refused by the limit's name.
+
+    max_waiting_bytes: messages of all requests that wait for their answer. max_concurrent_streams (calls open at once on one
+    connection) and max_connections are kept by gRPC, which names nothing: a client waits, or its connection is closed.
+    """
 
     max_beam_width: int = 1024
     max_num_results: int = 2048
@@ -64,10 +68,16 @@ class LimitsConfig:
     max_input_items: int = 20000
     max_prompt_tokens: int = 4096
     max_exclusions: int = 20000
+    max_key_length: int = 256
     max_tags: int = 64
     max_tag_length: int = 256
-    max_message_bytes: int = 4 * 1024 * 1024
+    max_searches: int = 1
+    max_name_length: int = 256
     max_request_id_length: int = 128
+    max_message_bytes: int = 4 * 1024 * 1024
+    max_waiting_bytes: int = 256 * 1024 * 1024
+    max_concurrent_streams: int = 2048
+    max_connections: int = 900
 
 
 @dataclass(frozen=True)
@@ -116,11 +126,19 @@ class OpsConfig:
 
 @dataclass(frozen=True)
 class ServiceConfig:
-    """Where `xgr serve` listens. port 0 takes a free port. drain_s: time given to requests at shutdown."""
+    """Where `xgr serve` listens and how long it waits. port 0 takes a free port. drain_s: time given to requests at shutdown.
+
+    handshake_s: until a new connection speaks HTTP/2. receive_s: until a call has sent its message. idle_s: until a connection
+    without calls is closed. keepalive_s: until a silent client is asked whether it is still there.
+    """
 
     host: str = "127.0.0.1"
     port: int = 50051
     drain_s: float = 20.0
+    handshake_s: float = 10.0
+    receive_s: float = 30.0
+    idle_s: float = 600.0
+    keepalive_s: float = 60.0
 
 
 @dataclass(frozen=True)

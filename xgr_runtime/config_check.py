@@ -21,9 +21,15 @@ RANGES: dict[str, tuple[float, float]] = {
     "limits.max_input_items": (1, 2**24),
     "limits.max_prompt_tokens": (1, 2**20),
     "limits.max_exclusions": (1, 2**24),
+    "limits.max_key_length": (1, 2**16),
     "limits.max_tags": (1, 2**20),
     "limits.max_tag_length": (1, 2**16),
-    "limits.max_message_bytes": (1024, 2**31 - 1),
+    "limits.max_searches": (1, 1),  # several of one history are not supported yet
+    "limits.max_name_length": (1, 2**16),
+    "limits.max_message_bytes": (1024, 2**30),
+    "limits.max_waiting_bytes": (1024, 2**40),
+    "limits.max_concurrent_streams": (1, 2**20),
+    "limits.max_connections": (1, 2**20),
     # Every UUID fits, and so do the ids that the service makes; longer ones would not fit the trailers of a reply.
     "limits.max_request_id_length": (36, 1024),
     "scheduler.max_queue": (1, 2**20),
@@ -43,6 +49,11 @@ RANGES: dict[str, tuple[float, float]] = {
     "cache.max_levels": (0, 8),
     "service.port": (0, 65535),
     "service.drain_s": (0, 86_400),
+    "service.metrics_port": (0, 65535),
+    "service.handshake_s": (0.1, 3600),
+    "service.receive_s": (0.1, 3600),
+    "service.idle_s": (1, 1_000_000),
+    "service.keepalive_s": (1, 1_000_000),
 }
 MAX_TOKEN_ID = 2**31 - 1
 TEMPLATE_TOKENS = (
@@ -52,11 +63,19 @@ TEMPLATE_TOKENS = (
     "separator_token_ids",
     "suffix_token_ids",
 )
-NAMES = ("model.name", "model.version", "template.version", "default_catalog", "service.host")
+NAMES = (
+    "model.name",
+    "model.version",
+    "template.version",
+    "default_catalog",
+    "service.host",
+    "service.metrics_host",
+)
 # option, option that bounds it
 BOUNDS = (
     ("limits.max_beam_width", "scheduler.max_batch_rows"),
     ("limits.max_prompt_tokens", "scheduler.max_batch_tokens"),
+    ("limits.max_message_bytes", "limits.max_waiting_bytes"),
     ("search.beam_width", "limits.max_beam_width"),
     ("search.num_results", "limits.max_num_results"),
 )

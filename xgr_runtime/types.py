@@ -18,8 +18,6 @@ NORMALIZATIONS: tuple[Normalization, ...] = ("vocab", "level", "valid")
 OnOverflow = Literal["truncate", "error"]
 OnUnknown = Literal["skip", "error"]
 SearchStatus = Literal["ok", "failed"]
-MAX_NAME_LENGTH = 256  # characters of a catalogue's name or version in a request
-MAX_SEARCHES = 1  # searches of one request; several per history are not supported yet
 
 
 @dataclass(frozen=True)

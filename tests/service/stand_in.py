@@ -24,7 +24,7 @@ RAISED = {
     "ControlCharacters": errors.InvalidRequest([("field\x1b", "\x1b[31m\nsecond line")]),
     "Overloaded": errors.Overloaded("8 requests are waiting"),
     "DeadlineExceeded": errors.DeadlineExceeded("too late by 2 ms"),
-    "EngineClosed": errors.EngineClosed("closed"),
+    "EngineClosed": errors.EngineClosed("secret reason of the machine"),
     "NotFound": errors.NotFound("catalogue 'x' is not loaded; known: films"),
     "OpUnavailable": errors.OpUnavailable("secret detail of the machine"),
     "ZeroDivisionError": ZeroDivisionError("secret detail of the code"),

@@ -71,7 +71,7 @@ def test_one_client_serves_many_threads(target: str) -> None:
     ("raised", "kind", "message"),
     [
         ("Overloaded", errors.Overloaded, "8 requests are waiting"),
-        ("EngineClosed", errors.EngineClosed, "closed"),
+        ("EngineClosed", errors.EngineClosed, "the engine has stopped"),
         ("NotFound", errors.NotFound, "catalogue 'x' is not loaded"),
         ("DeadlineExceeded", errors.DeadlineExceeded, "too late by 2 ms"),
         ("ZeroDivisionError", ServiceError, "INTERNAL: internal error"),

@@ -118,7 +118,11 @@ def test_exit_codes_and_messages(target: str, capsys: pytest.CaptureFixture[str]
     history = ("--history-ids", "1")
     cases = [
         (("--target", f"127.0.0.1:{port}"), 3, f"UNAVAILABLE: cannot reach 127.0.0.1:{port}: "),
-        (("--target", target, "--catalog", "raise:EngineClosed"), 3, "UNAVAILABLE: closed"),
+        (
+            ("--target", target, "--catalog", "raise:EngineClosed"),
+            3,
+            "UNAVAILABLE: the engine has stopped",
+        ),
         (
             ("--target", target, "--catalog", "wait", "--timeout-s", "0.2"),
             4,

@@ -318,9 +318,8 @@ def test_a_process_whose_engine_dies_ends_by_itself(world: World, num_requests: 
         start_s = time.monotonic()
         _, errors = process.communicate(timeout=30)
     assert len(outcomes) == num_requests
-    assert all(isinstance(o, EngineClosed) and "beyond repair" in str(o) for o in outcomes), (
-        outcomes
-    )
+    assert all(isinstance(o, EngineClosed) for o in outcomes), outcomes
+    assert not any("beyond repair" in str(o) for o in outcomes), "what it died of is for the log"
     assert process.returncode == 1, errors
     assert errors.splitlines()[-1] == "xgr serve: the engine stopped by itself"
     assert "SystemError: beyond repair" in errors

@@ -136,7 +136,7 @@ def test_serving_ends_when_the_engine_stops_by_itself() -> None:
             request = RecRequest(
                 history_item_ids=HISTORY, searches=(Search(catalog="raise:EngineClosed"),)
             )
-            with pytest.raises(EngineClosed, match="closed"):
+            with pytest.raises(EngineClosed, match="the engine has stopped"):
                 await client.recommend(request)
         return await asyncio.wait_for(ending, 10)
 

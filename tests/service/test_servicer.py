@@ -21,7 +21,7 @@ from xgr_runtime.config import LimitsConfig, RuntimeConfig
 from xgr_runtime.config_check import RANGES
 from xgr_runtime.service._pb.xgr.v1 import recommend_pb2 as pb
 from xgr_runtime.service._pb.xgr.v1 import recommend_pb2_grpc
-from xgr_runtime.service.rpc_errors import ServiceError, error_from_rpc
+from xgr_runtime.service.rpc_errors import CLOSED_MESSAGE, ServiceError, error_from_rpc
 from xgr_runtime.service.translate import request_from_proto
 from xgr_runtime.service.translate_result import result_from_proto, result_to_proto
 from xgr_runtime.service.wire_arrays import Violations
@@ -153,7 +153,7 @@ def test_a_request_id_that_cannot_be_echoed_is_refused(request_id: str) -> None:
         ),
         ("Overloaded", grpc.StatusCode.RESOURCE_EXHAUSTED, "8 requests are waiting"),
         ("DeadlineExceeded", grpc.StatusCode.DEADLINE_EXCEEDED, "too late by 2 ms"),
-        ("EngineClosed", grpc.StatusCode.UNAVAILABLE, "closed"),
+        ("EngineClosed", grpc.StatusCode.UNAVAILABLE, CLOSED_MESSAGE),
         ("NotFound", grpc.StatusCode.NOT_FOUND, "catalogue 'x' is not loaded; known: films"),
     ],
 )
@@ -336,8 +336,8 @@ def test_long_names_and_control_characters_do_not_come_back() -> None:
         message = pb.RecommendRequest(history_item_ids=HISTORY, searches=[search])
         error: Any = await failure(channel, message)
         assert violations(error) == [
-            ("searches[0].catalog", "must have at most 256 characters, got 300000"),
-            ("searches[0].catalog_version", "must have at most 256 characters, got 300000"),
+            ("searches[0].catalog", LONG_NAME),
+            ("searches[0].catalog_version", LONG_NAME),
             ("searches[0].rules.exclude_tags[0]", LONG_TAG),
         ]
         assert engine.requests == []
@@ -348,6 +348,7 @@ def test_long_names_and_control_characters_do_not_come_back() -> None:
     with_stub(test)
 
 
+LONG_NAME = "must have at most 256 characters, got 300000; raise limits.max_name_length to allow"
 LONG_TAG = "must have at most 256 characters, got 500000; raise limits.max_tag_length to allow"
 
 

@@ -229,7 +229,9 @@ def test_a_long_input_is_refused_by_its_limit(
 
 def test_the_number_of_searches_is_limited() -> None:
     message = pb.RecommendRequest(history_item_ids=HISTORY, searches=[pb.Search()] * 2)
-    assert faults(message, LimitsConfig()) == {"searches": "at most 1 can be given, got 2"}
+    assert faults(message, LimitsConfig()) == {
+        "searches": "at most limits.max_searches = 1 can be given, got 2"
+    }
     assert faults(pb.RecommendRequest(history_item_ids=HISTORY)) == {
         "searches": "at least one search must be given, got none"
     }

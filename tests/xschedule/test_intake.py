@@ -142,9 +142,9 @@ SEARCH_FAULTS: dict[str, tuple[Search, str, str]] = {
         Search(rules=Rules(require=(("a",), ("d" * 21,)))),
         "rules.require[1]", "a tag has at most limits.max_tag_length = 20 characters, got 21"),
     "a long catalogue": (
-        Search(catalog="c" * 257), "catalog", "at most 256 characters, got 257"),
+        Search(catalog="c" * 257), "catalog", "limits.max_name_length = 256 characters, got 257"),
     "a long version": (
-        Search(catalog_version="c" * 257), "catalog_version", "at most 256 characters, got 257"),
+        Search(catalog_version="c" * 257), "catalog_version", "limits.max_name_length = 256 characters, got 257"),
     "a number as catalogue": (
         Search(catalog=3),  # type: ignore[arg-type]
         "catalog", "must be a string, got int"),
@@ -190,9 +190,9 @@ REQUEST_FAULTS: dict[str, tuple[RecRequest, str, str]] = {
     "no search": (RecRequest(history_keys=(), searches=()), "searches", "at least one"),
     "two searches": (
         RecRequest(history_keys=(), searches=(Search(), Search())),
-        "searches", "at most 1 is supported, got 2"),
+        "searches", "limits.max_searches = 1, got 2"),
     "endless history": (
-        by_ids([1] * 51), "history_item_ids", "at most 50 entries .* got 51"),
+        by_ids([1] * 51), "history_item_ids", "limits.max_input_items = 50 entries, got 51"),
     "empty prompt": (
         RecRequest(prompt_token_ids=np.zeros(0, np.int64)),
         "prompt_token_ids", "1 to limits.max_prompt_tokens = 17 tokens, got 0"),

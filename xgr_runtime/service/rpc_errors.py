@@ -29,6 +29,7 @@ MAX_MESSAGE_BYTES = 1024
 MAX_DETAIL_BYTES = 2048
 REASON_KEY = "x-xgr-reason"
 REPLY_TOO_LARGE = "REPLY_TOO_LARGE"
+REQUEST_TOO_LARGE = "REQUEST_TOO_LARGE"
 MAX_FIELD_BYTES = 256
 
 CODES: tuple[tuple[type[XgrError], grpc.StatusCode], ...] = (
@@ -38,6 +39,8 @@ CODES: tuple[tuple[type[XgrError], grpc.StatusCode], ...] = (
     (DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
     (EngineClosed, grpc.StatusCode.UNAVAILABLE),
 )
+# The error itself may quote what the engine died of, which is for the log.
+CLOSED_MESSAGE = "the engine has stopped and answers no requests; the server's log says why"
 
 
 class ServiceError(XgrError, RuntimeError):
@@ -65,7 +68,8 @@ def failure_from_error(error: XgrError) -> RpcFailure | None:
     """The answer for an error of the engine or of the translation; None for one that clients must not see."""
     for kind, code in CODES:
         if isinstance(error, kind):
-            message = _cut(str(error), MAX_MESSAGE_BYTES)
+            text = CLOSED_MESSAGE if kind is EngineClosed else str(error)
+            message = _cut(text, MAX_MESSAGE_BYTES)
             details = b""
             if isinstance(error, InvalidRequest):
                 details = _bad_request(code, message, error.violations)

@@ -25,6 +25,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Long enough for a client to receive an answer and send its next call.
 HOLD_S = 0.1
 FLUSH_S = 0.5
+KEEPALIVE_ANSWER_S = 20.0
+NAMED_EXCESS_BYTES = 1024 * 1024
 logger = logging.getLogger(__name__)
 
 
@@ -40,17 +42,10 @@ class RecommendServer:
     """A listening service on a started engine. `start` must be awaited in the loop that will serve."""
 
     def __init__(self, engine: RequestSink, config: RuntimeConfig) -> None:
-        limit = config.limits.max_message_bytes
-        # Without so_reuseport = 0 a second server on the same port starts without an error and takes half of the calls.
-        options = (
-            ("grpc.max_receive_message_length", limit),
-            ("grpc.max_send_message_length", limit),
-            ("grpc.so_reuseport", 0),
-        )
         self._engine, self._config = engine, config.service
-        self._server = grpc.aio.server(options=options)
+        self._server = grpc.aio.server(options=server_options(config))
         self._health = ServiceHealth()
-        self.servicer = RecommendServicer(engine, config.limits)
+        self.servicer = RecommendServicer(engine, config.limits, config.service.receive_s)
         self._watch: asyncio.Future[None] | None = None
 
     async def start(self) -> int:
@@ -102,6 +97,26 @@ class RecommendServer:
         await self._engine.wait_stopped()
         await self._health.set_stopping()
         self.servicer.engine_closed.set()
+
+
+def server_options(config: RuntimeConfig) -> list[tuple[str, int]]:
+    """What gRPC itself keeps callers to. Times are in milliseconds."""
+    limits, service = config.limits, config.service
+    return [
+        # Beyond the limit itself: up to there the servicer refuses a message by the limit's name, gRPC names none.
+        ("grpc.max_receive_message_length", limits.max_message_bytes + NAMED_EXCESS_BYTES),
+        ("grpc.max_send_message_length", limits.max_message_bytes),
+        # Without it a second server on the same port starts without an error and takes half of the calls.
+        ("grpc.so_reuseport", 0),
+        # Only plain messages: older gRPC unpacks a compressed one, a megabyte to a gigabyte, before it looks at its size.
+        ("grpc.compression_enabled_algorithms_bitset", 1),
+        ("grpc.max_concurrent_streams", limits.max_concurrent_streams),
+        ("grpc.max_allowed_incoming_connections", limits.max_connections),
+        ("grpc.server_handshake_timeout_ms", round(1e3 * service.handshake_s)),
+        ("grpc.max_connection_idle_ms", round(1e3 * service.idle_s)),
+        ("grpc.keepalive_time_ms", round(1e3 * service.keepalive_s)),
+        ("grpc.keepalive_timeout_ms", round(1e3 * KEEPALIVE_ANSWER_S)),
+    ]
 
 
 async def serve(

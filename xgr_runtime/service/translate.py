@@ -24,8 +24,6 @@ from xgr_runtime.service.wire_arrays import (
     read_sids,
 )
 from xgr_runtime.types import (
-    MAX_NAME_LENGTH,
-    MAX_SEARCHES,
     Normalization,
     OnOverflow,
     OnUnknown,
@@ -148,8 +146,8 @@ def _read_inputs(
         name = "history_item_ids"
         given[name] = read_int64(message.history_item_ids, name, *items, found)
     if message.HasField("history_keys"):
-        name = "history_keys"
-        given[name] = _read_strings(message.history_keys.values, name, *items, found)
+        name, keys = "history_keys", message.history_keys.values
+        given[name] = _read_keys(keys, name, *items, limits.max_key_length, found)
     if message.HasField("history_sids"):
         name = "history_sids"
         given[name] = read_sids(message.history_sids, name, *items, found)
@@ -166,11 +164,11 @@ def _read_inputs(
 def _read_searches(
     message: pb.RecommendRequest, limits: LimitsConfig, found: Violations
 ) -> tuple[Search, ...]:
-    count = len(message.searches)
+    count, most = len(message.searches), limits.max_searches
     if not count:
         found.add("searches", "at least one search must be given, got none")
-    if count > MAX_SEARCHES:
-        found.add("searches", f"at most {MAX_SEARCHES} can be given, got {count}")
+    if count > most:
+        found.add("searches", f"at most limits.max_searches = {most} can be given, got {count}")
         return ()
     return tuple(
         _read_search(search, f"searches[{i}]", limits, found)
@@ -200,8 +198,10 @@ def _read_search(message: pb.Search, field: str, limits: LimitsConfig, found: Vi
     if per_sid == 0:
         found.add(f"{field}.max_items_per_sid", "must be at least 1, got 0")
     return Search(
-        catalog=_read_name(message.catalog, f"{field}.catalog", found),
-        catalog_version=_read_name(message.catalog_version, f"{field}.catalog_version", found),
+        catalog=_read_name(message.catalog, f"{field}.catalog", limits, found),
+        catalog_version=_read_name(
+            message.catalog_version, f"{field}.catalog_version", limits, found
+        ),
         beam_width=beam_width,
         beam_widths=tuple(message.beam_widths[:MAX_LEVELS]) or None,
         num_results=num_results,
@@ -215,8 +215,11 @@ def _read_search(message: pb.Search, field: str, limits: LimitsConfig, found: Vi
 
 
 def _read_rules(message: pb.Rules, field: str, limits: LimitsConfig, found: Violations) -> Rules:
-    num_tags = len(message.exclude_tags) + sum(len(group.any_of) for group in message.require)
-    num_tags = max(num_tags, len(message.require))
+    num_tags = len(message.exclude_tags) + len(message.require)
+    if num_tags <= limits.max_tags:  # counting the tags of a million groups takes half a second
+        num_tags = len(message.exclude_tags) + sum(
+            max(1, len(group.any_of)) for group in message.require
+        )
     require: tuple[tuple[str, ...], ...] = ()
     exclude_tags: tuple[str, ...] = ()
     if check_count(
@@ -231,7 +234,8 @@ def _read_rules(message: pb.Rules, field: str, limits: LimitsConfig, found: Viol
     _check_tags(exclude_tags, f"{field}.exclude_tags", limits, found)
     exclusions = ("max_exclusions", limits.max_exclusions)
     item_ids = read_int64(message.exclude_item_ids, f"{field}.exclude_item_ids", *exclusions, found)
-    keys = _read_strings(message.exclude_keys, f"{field}.exclude_keys", *exclusions, found)
+    longest = limits.max_key_length
+    keys = _read_keys(message.exclude_keys, f"{field}.exclude_keys", *exclusions, longest, found)
     if len(item_ids) and keys:
         names = f"{field}.exclude_item_ids and exclude_keys"
         check_count(len(item_ids) + len(keys), names, *exclusions, found)
@@ -270,10 +274,23 @@ def _search_to_proto(search: Search, field: str, found: Violations) -> pb.Search
     return message
 
 
-def _read_strings(
-    values: Sequence[str], field: str, limit_name: str, limit: int, found: Violations
+def _read_keys(
+    values: Sequence[str],
+    field: str,
+    limit_name: str,
+    limit: int,
+    max_length: int,
+    found: Violations,
 ) -> tuple[str, ...]:
-    return tuple(values) if check_count(len(values), field, limit_name, limit, found) else ()
+    if not check_count(len(values), field, limit_name, limit, found):
+        return ()
+    keys = tuple(values)
+    longest = max(map(len, keys), default=0)
+    if longest > max_length:
+        first = next(i for i, key in enumerate(keys) if len(key) > max_length)
+        text = f"must have at most {max_length} characters, got {len(keys[first])}; raise limits.max_key_length to allow"
+        found.add(f"{field}[{first}]", text)
+    return keys
 
 
 def _check_tags(tags: Iterable[str], field: str, limits: LimitsConfig, found: Violations) -> None:
@@ -286,10 +303,12 @@ def _check_tags(tags: Iterable[str], field: str, limits: LimitsConfig, found: Vi
             found.add(f"{field}[{i}]", text)
 
 
-def _read_name(name: str, field: str, found: Violations) -> str:
-    if len(name) <= MAX_NAME_LENGTH:
+def _read_name(name: str, field: str, limits: LimitsConfig, found: Violations) -> str:
+    limit = limits.max_name_length
+    if len(name) <= limit:
         return name
-    found.add(field, f"must have at most {MAX_NAME_LENGTH} characters, got {len(name)}")
+    text = f"must have at most {limit} characters, got {len(name)}; raise limits.max_name_length to allow"
+    found.add(field, text)
     return ""
 
 
@@ -325,7 +344,7 @@ def _enum_number(
 def _uint32(value: int | None, field: str, found: Violations) -> int | None:
     if value is None or 0 <= value < _UINT32_END:
         return value
-    found.add(field, f"must be in [0, 2^32), got {value}")
+    found.add(field, f"must be in [0, 2^32), got {shown(value)}")
     return None
 
 

@@ -1,15 +1,10 @@
 """Limits and names of a request: everything that can be refused without a catalogue once its types are right."""
 
+from collections.abc import Sequence
+
 from xgr_runtime.config import LimitsConfig, RuntimeConfig
 from xgr_runtime.errors import shown
-from xgr_runtime.types import (
-    MAX_NAME_LENGTH,
-    MAX_SEARCHES,
-    NORMALIZATIONS,
-    RecRequest,
-    Rules,
-    Search,
-)
+from xgr_runtime.types import NORMALIZATIONS, RecRequest, Rules, Search
 from xgr_runtime.xschedule.request_types import Violations, check_types
 
 
@@ -32,11 +27,10 @@ def check_request(request: RecRequest, config: RuntimeConfig) -> Violations:
             found.append((name, f"must be one of {', '.join(known)}, got {shown(value)}"))
     if not request.searches:
         found.append(("searches", "at least one search must be given"))
-    if len(request.searches) > MAX_SEARCHES:
-        found.append(
-            ("searches", f"at most {MAX_SEARCHES} is supported, got {len(request.searches)}")
-        )
-    for index, search in enumerate(request.searches[:MAX_SEARCHES]):
+    if len(request.searches) > limits.max_searches:
+        text = f"at most limits.max_searches = {limits.max_searches}, got {len(request.searches)}"
+        found.append(("searches", text))
+    for index, search in enumerate(request.searches[: limits.max_searches]):
         found += [
             (f"searches[{index}].{name}", text) for name, text in _check_search(search, limits)
         ]
@@ -59,15 +53,29 @@ def _check_inputs(request: RecRequest, limits: LimitsConfig) -> Violations:
     for name, value in given.items():
         limit, bound = bounds[name]
         if len(value) > bound:
-            found.append((name, f"at most {bound} entries (limits.{limit}), got {len(value)}"))
+            found.append((name, f"at most limits.{limit} = {bound} entries, got {len(value)}"))
+    return found + _check_keys("history_keys", request.history_keys or (), limits)
+
+
+def _check_keys(name: str, keys: Sequence[str], limits: LimitsConfig) -> Violations:
+    longest = max(map(len, keys), default=0)
+    if longest <= limits.max_key_length:
+        return []
+    limit = f"limits.max_key_length = {limits.max_key_length}"
+    return [(name, f"a key has at most {limit} characters, got {longest}")]
+
+
+def _check_names(search: Search, limits: LimitsConfig) -> Violations:
+    found: Violations = []
+    limit = f"limits.max_name_length = {limits.max_name_length}"
+    for name, text in (("catalog", search.catalog), ("catalog_version", search.catalog_version)):
+        if len(text) > limits.max_name_length:
+            found.append((name, f"at most {limit} characters, got {len(text)}"))
     return found
 
 
 def _check_search(search: Search, limits: LimitsConfig) -> Violations:
-    found: Violations = []
-    for name, text in (("catalog", search.catalog), ("catalog_version", search.catalog_version)):
-        if len(text) > MAX_NAME_LENGTH:
-            found.append((name, f"at most {MAX_NAME_LENGTH} characters, got {len(text)}"))
+    found = _check_names(search, limits)
 
     def check_range(name: str, value: int | None, upper: int, limit: str) -> None:
         if value is not None and not 1 <= value <= upper:
@@ -102,6 +110,7 @@ def _check_rules(rules: Rules, limits: LimitsConfig) -> Violations:
             f"at most limits.max_exclusions = {limits.max_exclusions} items, got {num_exclusions}"
         )
         found.append(("exclude_item_ids", text))
+    found += _check_keys("exclude_keys", rules.exclude_keys, limits)
     num_tags = sum(len(group) for group in rules.require) + len(rules.exclude_tags)
     if max(num_tags, len(rules.require)) > limits.max_tags:
         text = f"at most limits.max_tags = {limits.max_tags} tags, got {num_tags}"
