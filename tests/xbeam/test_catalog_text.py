@@ -20,7 +20,7 @@ def test_pack_and_take(strings: list[str]) -> None:
 
 @given(st.lists(texts, unique=True, max_size=10), st.lists(texts, max_size=10))
 def test_find(keys: list[str], others: list[str]) -> None:
-    index = index_keys([key.encode() for key in keys])
+    index = index_keys(pack_strings([key.encode() for key in keys]))
     index.check(len(keys), "keys")
     position = {key: row for row, key in enumerate(keys) if key}
     queries = keys + others
@@ -29,13 +29,13 @@ def test_find(keys: list[str], others: list[str]) -> None:
 
 def test_equal_hashes_are_told_apart() -> None:
     """The bytes decide: all hashes are forced to the one of the key that is looked for."""
-    real = index_keys([b"one", b"two", b"three"])
+    real = index_keys(pack_strings([b"one", b"two", b"three"]))
     for key, position in (("one", 0), ("two", 1), ("three", 2)):
-        wanted = index_keys([key.encode()]).hashes[0]
+        wanted = index_keys(pack_strings([key.encode()])).hashes[0]
         forced = KeyIndex(real.keys, np.full(3, wanted), real.order)
         assert forced.find([key]).tolist() == [position]
         assert forced.find(["four"]).tolist() == [-1]
 
 
 def test_the_hash_is_part_of_the_format() -> None:
-    assert index_keys([b"B00006IR62"]).hashes.tolist() == [11395084676919480078]
+    assert index_keys(pack_strings([b"B00006IR62"])).hashes.tolist() == [11395084676919480078]

@@ -9,13 +9,15 @@ import time
 from typing import Any
 
 from xgr_runtime.xbeam.catalog import Catalog
-from xgr_runtime.xbeam.catalog_build import build_catalog_from_jsonl
+from xgr_runtime.xbeam.catalog_build import FORMATS, build_catalog_from_file
 from xgr_runtime.xbeam.catalog_input import refuse_overwrite, shown
 from xgr_runtime.xbeam.token_map import read_token_map
 
 _ITEM_HELP = (
     "JSONL, one item a line: 'sid' (list of codes) and 'item_id' or 'key'; optional 'title', 'weight', 'tags', 'servable'; "
-    "keys and tags have at most 4,096 bytes, tags no control characters"
+    "keys and tags have at most 4,096 bytes, tags no control characters. CSV with the same columns in a header: the SID as "
+    "one column 'sid' (3 0 1) or as sid_0, sid_1, ..., tags with | between. NPZ with the arrays sids [n, levels], item_ids, "
+    "keys, titles, weights, servable, tag_names, tag_offsets [n + 1], tag_indices"
 )
 _MAX_DIGITS = 10
 
@@ -31,6 +33,11 @@ def add_parser(subparsers: Any) -> None:
     build.add_argument("items", help=_ITEM_HELP)
     build.add_argument(
         "output", help="the catalogue file to write; replaced in one step when it exists"
+    )
+    build.add_argument(
+        "--format",
+        choices=FORMATS,
+        help="what the items are in (default: csv or npz where the name ends so, else jsonl)",
     )
     tokens = build.add_mutually_exclusive_group(required=True)
     tokens.add_argument(
@@ -50,7 +57,11 @@ def add_parser(subparsers: Any) -> None:
         metavar="N0,N1,...",
         help="codes per level (with --token-map: optional)",
     )
-    build.add_argument("--sid-field", default="sid", help="field with the codes (default: sid)")
+    build.add_argument(
+        "--sid-field",
+        default="sid",
+        help="field with the codes (default: sid; in NPZ with an s behind it)",
+    )
     build.add_argument(
         "--id-field", default="item_id", help="field with the id (default: item_id, else id)"
     )
@@ -86,9 +97,10 @@ def run_build(args: argparse.Namespace) -> int:
     start = time.perf_counter()
     sources = {} if args.token_map is None else {"the token map": args.token_map}
     refuse_overwrite(args.output, {"the items": args.items, **sources})
-    build_catalog_from_jsonl(
+    build_catalog_from_file(
         args.output,
         args.items,
+        source_format=args.format,
         num_codes=args.codes,
         token_of=None if args.token_map is None else read_token_map(args.token_map, args.codes),
         token_offsets=args.token_offsets,

@@ -2,6 +2,9 @@
 
 Every refusal names the row, counted from 1 (in a JSONL file: the line), and the value. Checks over whole columns run in
 numpy; the row is looked for only once something is known to be wrong, so a good input pays nothing for the messages.
+
+Text is packed as it comes in: a Python string an item would cost several times its bytes. Row numbers of tags are int32,
+which holds every row there can be.
 """
 
 from __future__ import annotations
@@ -15,9 +18,14 @@ import numpy as np
 
 from xgr_runtime.errors import CatalogError
 from xgr_runtime.xbeam.catalog_input import as_array, shown
+from xgr_runtime.xbeam.catalog_text import StringBuilder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from numpy.typing import ArrayLike, NDArray
+
+    from xgr_runtime.xbeam.catalog_text import Strings
 
 MAX_ITEMS = int(np.iinfo(np.int32).max)
 MAX_KEY_BYTES = 4096
@@ -27,20 +35,39 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 @dataclass(frozen=True)
 class ItemTable:
-    """Checked items in row order; `tags` maps a name to sorted row numbers, optional columns are None."""
+    """Checked items in row order; optional columns are None.
+
+    tags: name -> sorted row numbers, names sorted. lines: where each row starts in a file whose rows are not its lines.
+    """
 
     source: str
     sids: NDArray[Any]
     item_ids: NDArray[np.int64]
-    keys: list[bytes] | None
-    titles: list[bytes] | None
+    keys: Strings | None
+    titles: Strings | None
     weights: NDArray[np.float64] | None
     servable: NDArray[np.bool_] | None
-    tags: dict[str, NDArray[np.int64]]
+    tags: dict[str, NDArray[np.int32]]
+    lines: NDArray[np.int64] | None = None
 
     def refuse(self, row: int, text: str) -> NoReturn:
         """Raises the CatalogError about row `row` (counted from 0 here, from 1 in the message)."""
-        raise CatalogError(f"{self.source}, row {row + 1}: {text}")
+        line = None if self.lines is None else int(self.lines[row])
+        raise row_error(self.source, row, text, line)
+
+
+def row_error(source: str, row: int, text: str, line: int | None = None) -> CatalogError:
+    """The refusal of row `row`, counted from 0 here and from 1 in the message; `line` where it is another number."""
+    at = "" if line is None else f" (line {line})"
+    return CatalogError(f"{source}, row {row + 1}{at}: {text}")
+
+
+def check_size(source: str, num_rows: int) -> None:
+    """Raises CatalogError for no items at all or too many."""
+    if num_rows == 0:
+        raise CatalogError(f"{source}: the catalogue is empty; at least one item is needed")
+    if num_rows > MAX_ITEMS:
+        raise CatalogError(f"{source}: at most 2^31 - 1 items are supported, got {num_rows}")
 
 
 def items_from_arrays(
@@ -49,8 +76,8 @@ def items_from_arrays(
     *,
     sids: ArrayLike,
     item_ids: ArrayLike | None,
-    keys: Sequence[str | None] | None,
-    titles: Sequence[str] | None,
+    keys: Iterable[str | None] | None,
+    titles: Iterable[str] | None,
     weights: ArrayLike | None,
     servable: ArrayLike | None,
     tags: Mapping[str, ArrayLike] | Sequence[Sequence[str]] | None,
@@ -58,10 +85,7 @@ def items_from_arrays(
     """Checks types, shapes and uniqueness of columns (see `build_catalog`); codes are checked by the builder."""
     codes = _sid_array(source, num_levels, sids)
     num_rows = len(codes)
-    if num_rows == 0:
-        raise CatalogError(f"{source}: the catalogue is empty; at least one item is needed")
-    if num_rows > MAX_ITEMS:
-        raise CatalogError(f"{source}: at most 2^31 - 1 items are supported, got {num_rows}")
+    check_size(source, num_rows)
     if item_ids is None:
         ids = np.arange(num_rows, dtype=np.int64)
     else:
@@ -79,26 +103,38 @@ def items_from_arrays(
         raise CatalogError(
             f"{source}, row {row + 1}: the weight must be finite, got {numbers[row]}"
         )
-    for name, texts in (("keys", keys), ("titles", titles)):
-        if texts is not None and len(texts) != num_rows:
-            raise CatalogError(
-                f"{source}: {name} has {len(texts)} entries, there are {num_rows} items"
-            )
-    table = ItemTable(
+    return ItemTable(
         source,
         codes,
         ids,
-        None if keys is None else [_key(source, row, key) for row, key in enumerate(keys)],
-        None
-        if titles is None
-        else [_text(source, row, "title", text) for row, text in enumerate(titles)],
+        _pack(source, "keys", keys, num_rows, encode_key),
+        _pack(source, "titles", titles, num_rows, encode_title),
         numbers,
         flags,
         _tag_rows(source, tags, num_rows),
     )
-    if table.keys is not None:
-        _refuse_repeated_keys(table, table.keys)
-    return table
+
+
+def _pack(
+    source: str,
+    name: str,
+    texts: Iterable[object] | None,
+    num_rows: int,
+    encode: Callable[[object], bytes],
+) -> Strings | None:
+    """Texts packed one by one, so that of a generator no more than one is in memory."""
+    if texts is None:
+        return None
+    builder = StringBuilder()
+    for row, text in enumerate(texts):
+        try:
+            builder.append(encode(text))
+        except ValueError as error:
+            raise row_error(source, row, str(error)) from error
+    num_texts = len(builder.lengths)
+    if num_texts != num_rows:
+        raise CatalogError(f"{source}: {name} has {num_texts} entries, there are {num_rows} items")
+    return builder.strings()
 
 
 def _sid_array(source: str, num_levels: int, sids: ArrayLike) -> NDArray[Any]:
@@ -151,23 +187,46 @@ def _column(
     return np.ascontiguousarray(column, dtype)
 
 
-def _text(source: str, row: int, name: str, text: object) -> bytes:
+def encode_text(name: str, text: object) -> bytes:
+    """UTF-8 of a text that is called `name` in the message of the ValueError that something else raises."""
     if not isinstance(text, str):
-        raise CatalogError(
-            f"{source}, row {row + 1}: the {name} must be a string, got {shown(text)}"
-        )
+        raise ValueError(f"the {name} must be a string, got {shown(text)}")
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise CatalogError(
-            f"{source}, row {row + 1}: the {name} is not valid text: {shown(text)}"
-        ) from error
+        raise ValueError(f"the {name} is not valid text: {shown(text)}") from error
+
+
+def encode_title(title: object) -> bytes:
+    """UTF-8 of a title; raises ValueError."""
+    return encode_text("title", title)
+
+
+def encode_key(key: object) -> bytes:
+    """UTF-8 of a key, empty for None; raises ValueError."""
+    encoded = b"" if key is None else encode_text("key", key)
+    if len(encoded) > MAX_KEY_BYTES:
+        raise ValueError(
+            f"a key has at most {MAX_KEY_BYTES} bytes in UTF-8, got {len(encoded)}: {shown(key)}"
+        )
+    return encoded
+
+
+def check_tag(name: object) -> None:
+    """Raises ValueError for what cannot be the name of a tag."""
+    encoded = encode_text("tag", name)
+    if len(encoded) > MAX_TAG_BYTES:
+        raise ValueError(
+            f"a tag has at most {MAX_TAG_BYTES} bytes in UTF-8, got {len(encoded)}: {shown(name)}"
+        )
+    if _CONTROL.search(encoded.decode()):
+        raise ValueError(f"a tag must not contain control characters, got {shown(name)}")
 
 
 def _tag_rows(
     source: str, tags: Mapping[str, ArrayLike] | Sequence[Sequence[str]] | None, num_rows: int
-) -> dict[str, NDArray[np.int64]]:
-    result: dict[str, NDArray[np.int64]] = {}
+) -> dict[str, NDArray[np.int32]]:
+    result: dict[str, NDArray[np.int32]] = {}
     if tags is None:
         return result
     collected: dict[str, Any] = {}
@@ -189,37 +248,9 @@ def _tag_rows(
             raise CatalogError(
                 f"{source}: tag {shown(name)} needs a name and row numbers in [0, {num_rows})"
             )
-        rows = rows.astype(np.int64)
-        _check_tag(source, int(rows[0]) if len(rows) else 0, name)
-        result[name] = rows
+        try:
+            check_tag(name)
+        except ValueError as error:
+            raise row_error(source, int(rows[0]) if len(rows) else 0, str(error)) from error
+        result[name] = rows.astype(np.int32)
     return result
-
-
-def _check_tag(source: str, row: int, name: str) -> None:
-    encoded = _text(source, row, "tag", name)
-    if len(encoded) > MAX_TAG_BYTES:
-        raise CatalogError(
-            f"{source}, row {row + 1}: a tag has at most {MAX_TAG_BYTES} bytes in UTF-8, "
-            f"got {len(encoded)}: {shown(name)}"
-        )
-    if _CONTROL.search(name):
-        raise CatalogError(
-            f"{source}, row {row + 1}: a tag must not contain control characters, got {shown(name)}"
-        )
-
-
-def _key(source: str, row: int, key: str | None) -> bytes:
-    encoded = b"" if key is None else _text(source, row, "key", key)
-    if len(encoded) > MAX_KEY_BYTES:
-        raise CatalogError(
-            f"{source}, row {row + 1}: a key has at most {MAX_KEY_BYTES} bytes in UTF-8, "
-            f"got {len(encoded)}: {shown(key)}"
-        )
-    return encoded
-
-
-def _refuse_repeated_keys(table: ItemTable, keys: list[bytes]) -> None:
-    first: dict[bytes, int] = {}
-    for row, key in enumerate(keys):
-        if key and first.setdefault(key, row) != row:
-            table.refuse(row, f"key {shown(key.decode())} is already that of row {first[key] + 1}")

@@ -6,8 +6,10 @@ whatever the number of items, needs no dictionary in memory, and equal hashes ar
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,9 +18,12 @@ from xgr_runtime.errors import CatalogError
 from xgr_runtime.xbeam.trie import index_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
+
+_CHUNK_STRINGS = 1 << 14
+_CHUNK_BYTES = 1 << 19
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,14 @@ class Strings:
 
     def encoded(self, index: int) -> bytes:
         return self.blob[self.offsets[index] : self.offsets[index + 1]].tobytes()
+
+    def __iter__(self) -> Iterator[bytes]:
+        """The encoded strings one after the other, without all of them in memory at once."""
+        blob = self.blob.data
+        for first in range(0, len(self), _CHUNK_STRINGS):
+            ends = self.offsets[first : first + _CHUNK_STRINGS + 1].tolist()
+            for start, end in pairwise(ends):
+                yield bytes(blob[start:end])
 
     def take(self, indices: Sequence[int] | NDArray[Any]) -> list[str]:
         """The strings at `indices`."""
@@ -55,18 +68,59 @@ class Strings:
             raise CatalogError(f"{where}: a string starts inside a character")
 
 
-def pack_strings(encoded: Sequence[bytes]) -> Strings:
-    """Packs encoded strings in the given order."""
-    lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+class StringBuilder:
+    """Strings under construction: their bytes and lengths, nothing per string beside them."""
+
+    def __init__(self) -> None:
+        self.blob = bytearray()
+        self.lengths = array("q")
+
+    def append(self, encoded: bytes) -> None:
+        self.blob += encoded
+        self.lengths.append(len(encoded))
+
+    def strings(self) -> Strings:
+        """What was appended so far. Nothing can be appended afterwards: the bytes are shared, not copied."""
+        lengths = np.frombuffer(self.lengths, np.int64) if self.lengths else np.zeros(0, np.int64)
+        blob = np.frombuffer(self.blob, np.uint8) if self.blob else np.zeros(0, np.uint8)
+        return Strings(_offsets_of(lengths), blob)
+
+
+def _offsets_of(lengths: NDArray[np.int64]) -> NDArray[Any]:
+    """Where each string starts, and the end of the last one."""
     ends = np.cumsum(lengths)
-    offsets = np.zeros(len(encoded) + 1, index_dtype(int(ends[-1]) if len(ends) else 0))
+    offsets = np.zeros(len(lengths) + 1, index_dtype(int(ends[-1]) if len(ends) else 0))
     offsets[1:] = ends
-    return Strings(offsets, np.frombuffer(b"".join(encoded), np.uint8))
+    return offsets
 
 
-def hash_keys(encoded: Sequence[bytes]) -> NDArray[np.uint64]:
+def pack_strings(encoded: Iterable[bytes]) -> Strings:
+    """Packs encoded strings in the given order."""
+    builder = StringBuilder()
+    for text in encoded:
+        builder.append(text)
+    return builder.strings()
+
+
+def gather_strings(strings: Strings, order: NDArray[np.int64]) -> Strings:
+    """The strings at `order`, packed in that order; needs little memory beside the result."""
+    starts = strings.offsets[:-1]
+    offsets = _offsets_of(np.diff(strings.offsets)[order].astype(np.int64))
+    total = int(offsets[-1])
+    blob = np.empty(total, np.uint8)
+    inner = np.searchsorted(offsets, np.arange(_CHUNK_BYTES, total, _CHUNK_BYTES))
+    for first, end in pairwise(np.unique([0, *inner, len(order)]).tolist()):
+        ends = offsets[first : end + 1].astype(np.int64)
+        shift = np.repeat(starts[order[first:end]] - ends[:-1], np.diff(ends))
+        blob[ends[0] : ends[-1]] = strings.blob[shift + np.arange(ends[0], ends[-1])]
+    return Strings(offsets, blob)
+
+
+def hash_keys(encoded: Iterable[bytes]) -> NDArray[np.uint64]:
     """A stable 64-bit hash of each string; part of the file format."""
-    digests = b"".join(blake2b(key, digest_size=8).digest() for key in encoded)
+    digests = bytearray()
+    for key in encoded:
+        digests += blake2b(key, digest_size=8).digest()
     return np.frombuffer(digests, "<u8").astype(np.uint64)
 
 
@@ -141,10 +195,24 @@ class TagIndex:
         return bool(is_rising.all() and positions.min() >= 0 and positions.max() < num_items)
 
 
-def index_keys(encoded: Sequence[bytes]) -> KeyIndex:
+def index_keys(keys: Strings) -> KeyIndex:
     """Builds the look-up over keys by item position; empty keys are left out."""
-    present = np.flatnonzero(np.fromiter(map(len, encoded), np.int64, len(encoded)))
-    hashes = hash_keys([encoded[position] for position in present.tolist()])
+    present = np.flatnonzero(np.diff(keys.offsets))
+    hashes = hash_keys(key for key in keys if key)
     order = np.argsort(hashes, kind="stable")
-    positions = present[order].astype(index_dtype(len(encoded)))
-    return KeyIndex(pack_strings(encoded), hashes[order], positions)
+    positions = present[order].astype(index_dtype(len(keys)))
+    return KeyIndex(keys, hashes[order], positions)
+
+
+def equal_keys(index: KeyIndex) -> list[list[int]]:
+    """The positions of every key that several items have, rising; usually there is none."""
+    is_start = np.ones(len(index.hashes) + 1, np.bool_)
+    is_start[1:-1] = index.hashes[1:] != index.hashes[:-1]
+    starts = np.flatnonzero(is_start)
+    groups = []
+    for number in np.flatnonzero(np.diff(starts) > 1).tolist():
+        by_key: dict[bytes, list[int]] = {}
+        for position in np.sort(index.order[starts[number] : starts[number + 1]]).tolist():
+            by_key.setdefault(index.keys.encoded(position), []).append(position)
+        groups += [positions for positions in by_key.values() if len(positions) > 1]
+    return groups
