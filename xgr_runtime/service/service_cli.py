@@ -14,6 +14,7 @@ from xgr_runtime.errors import shown
 from xgr_runtime.service import client_cli
 from xgr_runtime.service.client import DEFAULT_TIMEOUT_S
 from xgr_runtime.service.server import ServeEnd, serve
+from xgr_runtime.service.stop_signals import exiting_at_sigterm, ignore_stop_signals
 from xgr_runtime.shipped import config_file, config_names
 from xgr_runtime.types import NORMALIZATIONS
 
@@ -26,8 +27,8 @@ def add_serve_parser(subparsers: Any) -> None:
         "serve",
         help="serve recommendations over gRPC",
         description="Load everything, listen, say so in one line, serve until SIGTERM or ctrl-C. Exit code: 0 every "
-        "accepted request was answered, 1 some were cut off or the engine failed, 2 nothing was served (the reason is on "
-        "standard error).",
+        "accepted request was answered (also when SIGTERM comes before there was any), 1 some were cut off or the engine "
+        "failed, 2 nothing was served (the reason is on standard error).",
     )
     parser.add_argument(
         "--config",
@@ -62,13 +63,16 @@ def handle_serve(args: argparse.Namespace) -> int:
     )
     named = {"device": args.device, "service.host": args.host, "service.port": args.port}
     given = [f"{name}={value}" for name, value in named.items() if value is not None]
-    config = load_config(config_file(args.config), [*args.overrides, *given]).config
-    engine = xgr_runtime.Engine.from_config(config)
-    try:
-        engine.start()
-        end = asyncio.run(serve(engine, config, announce))
-    finally:
-        engine.close()
+    with exiting_at_sigterm():
+        config = load_config(config_file(args.config), [*args.overrides, *given]).config
+        engine = xgr_runtime.Engine.from_config(config)
+        try:
+            engine.start()
+            end = asyncio.run(serve(engine, config, announce))
+            if end is ServeEnd.DRAINED:
+                ignore_stop_signals()
+        finally:
+            engine.close()
     if end is not ServeEnd.DRAINED:
         print(f"xgr serve: {end.value}", file=sys.stderr)
         return EXIT_CUT_OFF
