@@ -62,23 +62,28 @@ def test_values_are_read(tmp_path: Path) -> None:
 
 
 def test_an_unknown_key_at_the_top(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown option devise; did you mean device"):
-        load_config(write(tmp_path, {"devise": "cpu"}))
+    path = write(tmp_path, "cpu_threads: 1\n\ndevise: cpu\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert str(caught.value) == f"unknown option devise ({path}:3); did you mean device?"
 
 
 @pytest.mark.parametrize("section", sorted(sections()))
 def test_an_unknown_key_in_every_section(tmp_path: Path, section: str) -> None:
     known = dataclasses.fields(getattr(RuntimeConfig(), section))[0].name
     wrong = known[:-1] + "x" + known[-1]
-    with pytest.raises(
-        ConfigError, match=f"unknown option {section}.{wrong}; did you mean {section}.{known}"
-    ):
-        load_config(write(tmp_path, {section: {wrong: 1}}))
+    path = write(tmp_path, {section: {wrong: 1}})
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    where = f"({path}:2)"
+    assert str(caught.value) == (
+        f"unknown option {section}.{wrong} {where}; did you mean {section}.{known}?"
+    )
 
 
 def test_a_key_like_no_other_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"unknown option service\.qqqq; known: host, port, drain_s"
+        ConfigError, match=r"unknown option service\.qqqq \(.*:2\); known: host, port, drain_s"
     ):
         load_config(write(tmp_path, {"service": {"qqqq": 1}}))
 
@@ -186,8 +191,59 @@ def test_overrides_win_and_are_named(tmp_path: Path) -> None:
     assert resolved.config.catalogs == {"main": "/x.xgr"}
     lines = resolved.lines()
     assert "search.beam_width = 30  # --set" in lines
-    assert f"search.num_results = 5  # {path}" in lines
+    assert f"search.num_results = 5  # {path}:3" in lines
+    assert "catalogs.main = '/x.xgr'  # --set" in lines
     assert "search.normalization = 'vocab'  # default" in lines
+
+
+@pytest.mark.parametrize(
+    ("override", "suggestion"),
+    [
+        ("beam_width=3", "search.beam_width"),
+        ("service.max_queue=3", "scheduler.max_queue"),
+        ("scheduler.num_page=3", "cache.num_pages"),
+        ("model.prefix_token_ids=[1]", "template.prefix_token_ids"),
+    ],
+)
+def test_an_option_in_the_wrong_section(override: str, suggestion: str) -> None:
+    name = override.partition("=")[0]
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, [override])
+    assert str(caught.value) == f"unknown option {name}; did you mean {suggestion}?"
+
+
+def test_every_entry_of_a_mapping_has_its_own_origin(tmp_path: Path) -> None:
+    """Also one whose name has dots, spaces or a line break, which an override of another does not touch."""
+    path = write(tmp_path, 'catalogs:\n  a: /a.xgr\n\n  "a.b c": /b.xgr\n  "x\\ny": /c.xgr\n')
+    lines = load_config(path, ["catalogs.new=/d.xgr", "catalogs.a=/e.xgr"]).lines()
+    assert [line for line in lines if line.startswith("catalogs")] == [
+        "catalogs.a = '/e.xgr'  # --set",
+        f"catalogs.\"a.b c\" = '/b.xgr'  # {path}:4",
+        f"catalogs.\"x\\ny\" = '/c.xgr'  # {path}:5",
+        "catalogs.new = '/d.xgr'  # --set",
+    ]
+    lines = load_config(path, ["catalogs={one: /f.xgr}"]).lines()
+    assert [line for line in lines if line.startswith("catalogs")] == [
+        "catalogs.one = '/f.xgr'  # --set"
+    ]
+
+
+def test_lists_and_empty_mappings_are_one_value(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "template:\n  prefix_token_ids:\n  - 1\n  - 2\n  suffix_token_ids: [3]\ncatalogs: {}\n",
+    )
+    lines = load_config(path).lines()
+    assert f"template.prefix_token_ids = (1, 2)  # {path}:2" in lines
+    assert f"template.suffix_token_ids = (3,)  # {path}:5" in lines
+    assert f"catalogs = {{}}  # {path}:6" in lines
+
+
+def test_no_environment_variable_changes_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = load_config(None).lines()
+    for name in ("DEVICE", "XGR_DEVICE", "XGR_SEARCH_BEAM_WIDTH", "search.beam_width"):
+        monkeypatch.setenv(name, "7")
+    assert load_config(None).lines() == before
 
 
 def test_every_field_has_a_line() -> None:
@@ -300,12 +356,12 @@ def test_a_fraction_where_an_integer_is_meant_built_by_hand() -> None:
         check_config(config)
 
 
-FRACTIONS = (
-    "scheduler.max_wait_ms",
-    "scheduler.patience_ms",
-    "service.drain_s",
-    "cache.catalog_headroom",
-)
+FRACTIONS = [
+    f"{section}.{field.name}"
+    for section in sections()
+    for field in dataclasses.fields(getattr(RuntimeConfig(), section))
+    if isinstance(getattr(getattr(RuntimeConfig(), section), field.name), float)
+]
 
 
 @pytest.mark.parametrize("text", [".nan", ".inf", "-.inf", "1.0e+999", "1.0", "true", '"1"', "[1]"])

@@ -6,6 +6,8 @@ ignored is found in production.
 
 import dataclasses
 import difflib
+import json
+import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -18,7 +20,8 @@ from xgr_runtime.config_yaml import parse_yaml, read_yaml_file
 from xgr_runtime.errors import ConfigError, shown
 from xgr_runtime.types import Normalization, OnOverflow, OnUnknown
 
-DEFAULT = "default"
+DEFAULT, OVERRIDE = "default", "--set"
+_PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ class CacheConfig:
     page_size_tokens: int = 16
     num_pages: int = 0
     prefix_cache: bool = True
-    prefix_cache_bytes: int = 1024 * 1024 * 1024
+    prefix_cache_bytes: int = 256 * 1024 * 1024
     catalog_slots: int = 2
     catalog_headroom: float = 1.25
     rule_rows: int = 8
@@ -130,6 +133,9 @@ class ServiceConfig:
 
     handshake_s: until a new connection speaks HTTP/2. receive_s: until a call has sent its message. idle_s: until a connection
     without calls is closed. keepalive_s: until a silent client is asked whether it is still there.
+
+    metrics_port: of GET /metrics over HTTP, 0 = off. reflection: describe the services to tools such as grpcurl.
+    log_requests: one line per request at level info.
     """
 
     host: str = "127.0.0.1"
@@ -139,6 +145,12 @@ class ServiceConfig:
     receive_s: float = 30.0
     idle_s: float = 600.0
     keepalive_s: float = 60.0
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int = 0
+    reflection: bool = True
+    log_format: Literal["text", "json"] = "text"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_requests: bool = True
 
 
 @dataclass(frozen=True)
@@ -166,13 +178,16 @@ class RuntimeConfig:
 
 @dataclass(frozen=True)
 class ResolvedConfig:
-    """A configuration and where each value that is not a default came from, by dotted name."""
+    """A configuration and where each value that is not a default came from, by dotted name.
+
+    An origin is "FILE:LINE" or "--set". Nothing else changes a value: no environment variable does. No value is a secret.
+    """
 
     config: RuntimeConfig
     origins: Mapping[str, str]
 
     def lines(self) -> list[str]:
-        """One "name = value  # origin" line per field."""
+        """One "name = value  # origin" line per field, and per entry of a mapping."""
         return [
             f"{name} = {value!r}  # {self.origins.get(name, DEFAULT)}"
             for name, value in _flatten(self.config, "")
@@ -187,29 +202,33 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Resol
     origins: dict[str, str] = {}
     tree: dict[str, Any] = {}
     if path is not None:
-        tree = read_yaml_file(path)
-        _note_origins(tree, str(path), "", origins)
+        tree, found = read_yaml_file(path)
+        origins = {_dotted(keys): f"{path}:{line}" for keys, line in found.items()}
         _resolve_paths(tree, Path(path).resolve().parent)
     for text in overrides:
-        name, value = _parse_override(text)
-        _set(tree, name, value)
+        keys, value = _parse_override(text)
+        _set(tree, keys, value)
+        name = _dotted(keys)
         for old in [known for known in origins if known.startswith(f"{name}.")]:
             del origins[old]
-        origins[name] = "--set"
-        if isinstance(value, dict):
-            _note_origins(value, "--set", f"{name}.", origins)
-    config = _build(RuntimeConfig, tree, "")
+        origins[name] = OVERRIDE
+        _note_override(value, keys, origins)
+    config = _build(RuntimeConfig, tree, "", origins)
     check_config(config)
     return ResolvedConfig(config, origins)
 
 
-def _note_origins(
-    tree: Mapping[str, Any], origin: str, prefix: str, origins: dict[str, str]
-) -> None:
-    for key, value in tree.items():
-        origins[f"{prefix}{key}"] = origin
-        if isinstance(value, dict):
-            _note_origins(value, origin, f"{prefix}{key}.", origins)
+def _note_override(value: Any, keys: tuple[str, ...], origins: dict[str, str]) -> None:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            own = (*keys, str(key))
+            origins[_dotted(own)] = OVERRIDE
+            _note_override(inner, own, origins)
+
+
+def _dotted(keys: Sequence[str]) -> str:
+    """The name of an option; keys that could be taken for several, or for something else, are quoted."""
+    return ".".join(key if _PLAIN_KEY.fullmatch(key) else json.dumps(key) for key in keys)
 
 
 def _resolve_paths(tree: dict[str, Any], folder: Path) -> None:
@@ -222,26 +241,27 @@ def _resolve_paths(tree: dict[str, Any], folder: Path) -> None:
                 catalogs[name] = str(folder / value)
 
 
-def _parse_override(text: str) -> tuple[str, Any]:
+def _parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     name, separator, value = text.partition("=")
     if not separator or not name:
         raise ConfigError(f"an override must look like a.b=value, got {shown(text)}")
-    return name.strip(), parse_yaml(value, f"the value of override {shown(text)}")
+    keys = tuple(name.strip().split("."))
+    return keys, parse_yaml(value, f"the value of override {shown(text)}")
 
 
-def _set(tree: dict[str, Any], name: str, value: Any) -> None:
-    *parents, last = name.split(".")
+def _set(tree: dict[str, Any], keys: tuple[str, ...], value: Any) -> None:
+    *parents, last = keys
     for parent in parents:
         tree = tree.setdefault(parent, {})
         if not isinstance(tree, dict):
-            raise ConfigError(f"{shown(name)}: {shown(parent)} is a value, not a section")
+            raise ConfigError(f"{shown('.'.join(keys))}: {shown(parent)} is a value, not a section")
     tree[last] = value
 
 
 _T = TypeVar("_T")
 
 
-def _build(cls: type[_T], tree: Any, prefix: str) -> _T:
+def _build(cls: type[_T], tree: Any, prefix: str, origins: Mapping[str, str]) -> _T:
     if not isinstance(tree, dict):
         raise ConfigError(
             f"{prefix.rstrip('.') or 'the configuration'} must be a section, got {shown(tree)}"
@@ -250,16 +270,29 @@ def _build(cls: type[_T], tree: Any, prefix: str) -> _T:
     values: dict[str, Any] = {}
     for key, value in tree.items():
         if key not in hints:
-            close = difflib.get_close_matches(str(key)[:80], hints, n=1)
-            hint = f"did you mean {prefix}{close[0]}?" if close else f"known: {', '.join(hints)}"
-            raise ConfigError(f"unknown option {prefix}{_key(key)}; {hint}")
-        values[key] = _convert(hints[key], value, f"{prefix}{key}")
+            origin = origins.get(f"{prefix}{_dotted([str(key)])}", OVERRIDE)
+            where = "" if origin == OVERRIDE else f" ({origin})"
+            hint = _suggestion(str(key)[:80], prefix, list(hints))
+            raise ConfigError(f"unknown option {prefix}{_key(key)}{where}; {hint}")
+        values[key] = _convert(hints[key], value, f"{prefix}{key}", origins)
     return cls(**values)
 
 
-def _convert(hint: Any, value: Any, name: str) -> Any:
+def _suggestion(key: str, prefix: str, known: list[str]) -> str:
+    """What an unknown key of a section may have meant: a similar one beside it, else one of that name elsewhere."""
+    close = difflib.get_close_matches(key, known, n=1)
+    if close:
+        return f"did you mean {prefix}{close[0]}?"
+    elsewhere = {name.rpartition(".")[2]: name for name, _ in _flatten(RuntimeConfig(), "")}
+    close = difflib.get_close_matches(key, list(elsewhere), n=1, cutoff=0.85)
+    if close:
+        return f"did you mean {elsewhere[close[0]]}?"
+    return f"known: {', '.join(known)}"
+
+
+def _convert(hint: Any, value: Any, name: str, origins: Mapping[str, str]) -> Any:
     if dataclasses.is_dataclass(hint):
-        return _build(typing.cast("type[Any]", hint), value, f"{name}.")
+        return _build(typing.cast("type[Any]", hint), value, f"{name}.", origins)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         if value not in args:
@@ -270,13 +303,17 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
             raise ConfigError(f"{name} must be a list, got {shown(value)}")
-        return tuple(_convert(args[0], element, f"{name}[{i}]") for i, element in enumerate(value))
+        return tuple(
+            _convert(args[0], element, f"{name}[{i}]", origins) for i, element in enumerate(value)
+        )
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(value, dict):
             raise ConfigError(f"{name} must be a mapping, got {shown(value)}")
         return types.MappingProxyType(
             {
-                _convert(args[0], k, name): _convert(args[1], v, f"{name}.{_key(k)}")
+                _convert(args[0], k, name, origins): _convert(
+                    args[1], v, f"{name}.{_key(k)}", origins
+                )
                 for k, v in value.items()
             }
         )
@@ -306,5 +343,7 @@ def _flatten(value: Any, prefix: str) -> list[tuple[str, Any]]:
             rows += _flatten(getattr(value, f.name), f"{prefix}.{f.name}" if prefix else f.name)
         return rows
     if isinstance(value, Mapping):
-        return [(prefix, dict(value))]
+        return [(f"{prefix}.{_dotted([key])}", entry) for key, entry in value.items()] or [
+            (prefix, {})
+        ]
     return [(prefix, value)]

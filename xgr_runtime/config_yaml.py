@@ -6,6 +6,7 @@ Every error is one line with the source and, where YAML knows it, the line and c
 """
 
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,15 @@ import yaml
 from xgr_runtime.errors import ConfigError, shown
 
 MAX_DEPTH = 16
+# The line of an option in its file, by the keys that lead to it.
+Lines = Mapping[tuple[str, ...], int]
 _NO_IMPLICIT = {f"tag:yaml.org,2002:{name}" for name in ("timestamp", "merge", "value")}
 _INT = re.compile(r"[-+]?(0|[1-9][0-9_]{0,39}|0x[0-9a-fA-F]{1,32})")
 _FLOAT = re.compile(r"[^:]{1,400}")
 
 
-def read_yaml_file(path: str | Path) -> dict[str, Any]:
-    """The mapping of options in a file, {} for an empty one. Raises ConfigError."""
+def read_yaml_file(path: str | Path) -> tuple[dict[str, Any], Lines]:
+    """The mapping of options in a file, {} for an empty one, and the line of each. Raises ConfigError."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
@@ -29,18 +32,29 @@ def read_yaml_file(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not YAML: {error}") from error
     except ValueError as error:  # a path with a NUL character
         raise ConfigError(f"cannot read configuration {shown(str(path))}: {error}") from error
-    tree = parse_yaml(text, str(path))
+    tree, lines = _parse(text, str(path))
     if tree is None:
-        return {}
+        return {}, {}
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} must hold a mapping of options, got {type(tree).__name__}")
-    return tree
+    return tree, lines
 
 
 def parse_yaml(text: str, source: str) -> Any:
     """The value of one YAML document; `source` names it in errors. Raises ConfigError."""
+    return _parse(text, source)[0]
+
+
+def _parse(text: str, source: str) -> tuple[Any, Lines]:
     try:
-        return yaml.load(text, _StrictLoader)
+        loader = _StrictLoader(text)
+        try:
+            node: Any = loader.get_single_node()
+            if node is None:
+                return None, {}
+            return loader.construct_document(node), dict(_lines(node, ()))
+        finally:
+            loader.dispose()
     except _RefusedError as error:
         raise ConfigError(f"{source}{_place(error.problem_mark)}: {error.problem}") from error
     except yaml.MarkedYAMLError as error:
@@ -52,6 +66,16 @@ def parse_yaml(text: str, source: str) -> Any:
         raise ConfigError(
             f"{source} is not YAML: character {error.position + 1} is U+{error.character:04X}, {error.reason}"
         ) from error
+
+
+def _lines(node: yaml.Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
+    """The line of every key of the mappings in a node, by the keys above it and its own."""
+    if not isinstance(node, yaml.MappingNode):
+        return
+    for key, value in node.value:
+        own = (*path, key.value)
+        yield own, key.start_mark.line + 1
+        yield from _lines(value, own)
 
 
 class _RefusedError(yaml.MarkedYAMLError):
