@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -q -c $(VENV)/constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test check protos bench clean
+.PHONY: help demo test check protos dist bench clean
 
 help:
 	@echo "make demo    set up, serve the demo model, recommend for real users, print metrics"
@@ -15,6 +15,7 @@ help:
 	@echo "make check   ruff, format and mypy only"
 	@echo "make bench   the CPU benchmarks of the catalogue and of the selection"
 	@echo "make protos  generate the gRPC stubs anew"
+	@echo "make dist    build the wheel and the sdist into dist/"
 	@echo "make clean   remove .venv and everything built"
 
 # The stamp depends on what is installed, so a second run needs no network; another TORCH installs again.
@@ -49,6 +50,9 @@ bench: $(VENV)/.installed
 
 protos: $(VENV)/.installed
 	$(BIN)/python tools/make_protos.py
+
+dist: $(VENV)/.installed
+	$(BIN)/python tools/build_dist.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .demo demo-report.json

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tools import build_dist
 from tools._packaging import distributions as dist
 from tools._packaging import environments as env
 from tools._packaging.service import serving
@@ -28,8 +29,17 @@ CONTENT = {
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return dist.build_wheel(tmp_path_factory.mktemp("built"))
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the wheel and the sdist, as `make dist` builds them."""
+    out = tmp_path_factory.mktemp("dist")
+    assert build_dist.main(["--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Path:
+    (path,) = built.glob("*.whl")
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -65,13 +75,10 @@ def test_the_wheel_holds_exactly_these_files(wheel: Path) -> None:
     assert [name for name in expected if content[name] != expected[name]] == []
 
 
-def test_an_sdist_makes_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
-    for name in ("sources", "sdist", "unpacked", "wheel"):
-        (tmp_path / name).mkdir()
-    dist.copy_sources(tmp_path / "sources")
-    sdist = dist.build(tmp_path / "sources", "sdist", tmp_path / "sdist")
+def test_an_sdist_makes_the_same_wheel(built: Path, wheel: Path, tmp_path: Path) -> None:
+    (sdist,) = built.glob("*.tar.gz")
     tree = dist.unpack_sdist(sdist, tmp_path / "unpacked")
-    again = dist.build(tree, "wheel", tmp_path / "wheel")
+    again = dist.build(tree, "wheel", tmp_path)
     assert files_of(again) == files_of(wheel)
 
 
