@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tests.service.scrape import make_stats
 from xgr_runtime import errors
 from xgr_runtime.types import RecResult, SearchResult, Timings
 
 if TYPE_CHECKING:
     from xgr_runtime.types import RecRequest
+    from xgr_runtime.xschedule.engine_stats import EngineStats
 
 RAISED = {
     "InvalidRequest": errors.InvalidRequest(
@@ -41,6 +43,9 @@ class StandInEngine:
 
     async def wait_stopped(self) -> None:
         await self.stopped.wait()
+
+    def stats(self) -> EngineStats:
+        return make_stats()
 
     async def submit(self, request: RecRequest) -> RecResult:
         self.requests.append(request)

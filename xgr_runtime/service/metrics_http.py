@@ -58,6 +58,7 @@ class MetricsEndpoint:
                 f"cannot serve metrics on {printable(self._host, 80)}:{self._port}: {printable(str(reason), 200)}; "
                 "choose another service.metrics_port (0 turns metrics off) or service.metrics_host"
             ) from error
+        logger.info("metrics at http://%s:%d%s", printable(self._host, 80), self._port, PATH)
 
     async def close(self) -> None:
         """Stop listening and end the connections that are open."""

@@ -19,7 +19,15 @@ import grpc
 from xgr_runtime.config import RuntimeConfig
 from xgr_runtime.errors import ConfigError, printable
 from xgr_runtime.service.health import ServiceHealth
-from xgr_runtime.service.servicer import RecommendServicer, RequestSink, add_to_server
+from xgr_runtime.service.metrics import ServiceMetrics
+from xgr_runtime.service.metrics_http import MetricsEndpoint
+from xgr_runtime.service.reflection import ServiceReflection
+from xgr_runtime.service.servicer import (
+    SERVICE_NAME,
+    RecommendServicer,
+    RequestSink,
+    add_to_server,
+)
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Long enough for a client to receive an answer and send its next call.
@@ -45,16 +53,32 @@ class RecommendServer:
         self._engine, self._config = engine, config.service
         self._server = grpc.aio.server(options=server_options(config))
         self._health = ServiceHealth()
-        self.servicer = RecommendServicer(engine, config.limits, config.service.receive_s)
+        self.servicer = RecommendServicer(
+            engine,
+            config.limits,
+            config.service.receive_s,
+            log_requests=config.service.log_requests,
+        )
+        self._reflection = ServiceReflection((SERVICE_NAME,)) if config.service.reflection else None
+        self._metrics: MetricsEndpoint | None = None
+        if config.service.metrics_port:
+            metrics = ServiceMetrics(self.servicer.calls, engine.stats, tuple(config.catalogs))
+            self._metrics = MetricsEndpoint(
+                metrics.render, config.service.metrics_host, config.service.metrics_port
+            )
         self._watch: asyncio.Future[None] | None = None
 
     async def start(self) -> int:
         """Listen; returns the port. Raises ConfigError when the address cannot be bound."""
         add_to_server(self.servicer, self._server)
         await self._health.add_to_server(self._server)
+        if self._reflection is not None:
+            self._reflection.add_to_server(self._server)
         check_address(self._config.host, self._config.port)
         address = format_address(self._config.host, self._config.port)
         port = int(self._server.add_insecure_port(address))
+        if self._metrics is not None:
+            await self._metrics.start()
         await self._server.start()
         await self._health.set_serving()
         self._watch = asyncio.ensure_future(self._watch_engine())
@@ -72,6 +96,8 @@ class RecommendServer:
         for wait in waits:
             wait.cancel()
         num_cut_off = await self._close()
+        if self._metrics is not None:
+            await self._metrics.close()
         if self._watch is not None:
             self._watch.cancel()
         return num_cut_off
@@ -89,6 +115,8 @@ class RecommendServer:
         await asyncio.sleep(HOLD_S)
         num_cut_off = self.servicer.end_calls()
         self._health.end_watches()
+        if self._reflection is not None:
+            self._reflection.end_streams()
         await stopping
         return num_cut_off
 

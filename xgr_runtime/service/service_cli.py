@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import logging
 import sys
 from typing import Any
 
@@ -13,6 +12,7 @@ from xgr_runtime.config import load_config
 from xgr_runtime.errors import shown
 from xgr_runtime.service import client_cli
 from xgr_runtime.service.client import DEFAULT_TIMEOUT_S
+from xgr_runtime.service.logs import configure_logging
 from xgr_runtime.service.server import ServeEnd, serve
 from xgr_runtime.service.stop_signals import exiting_at_sigterm, ignore_stop_signals
 from xgr_runtime.shipped import config_file, config_names
@@ -49,22 +49,24 @@ def add_serve_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--log-level",
-        default="info",
         choices=["debug", "info", "warning", "error"],
-        help="info logs one line per request to standard error (default)",
+        help="of what goes to standard error; as --set service.log_level=L (default: info, one line per request)",
     )
     parser.set_defaults(handler=handle_serve)
 
 
 def handle_serve(args: argparse.Namespace) -> int:
     """Run `xgr serve`. Raises XgrError before listening when something cannot be loaded or bound."""
-    logging.basicConfig(
-        level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    named = {"device": args.device, "service.host": args.host, "service.port": args.port}
+    named = {
+        "device": args.device,
+        "service.host": args.host,
+        "service.port": args.port,
+        "service.log_level": args.log_level,
+    }
     given = [f"{name}={value}" for name, value in named.items() if value is not None]
     with exiting_at_sigterm():
         config = load_config(config_file(args.config), [*args.overrides, *given]).config
+        configure_logging(config.service)
         engine = xgr_runtime.Engine.from_config(config)
         try:
             engine.start()

@@ -11,7 +11,6 @@ is refused too, and the parsed message, which can be fifty times as large as its
 
 import asyncio
 import logging
-import time
 import uuid
 from collections.abc import AsyncIterator
 from typing import Any, Protocol, TypeAlias
@@ -22,6 +21,8 @@ from google.protobuf.message import DecodeError
 from xgr_runtime.config import LimitsConfig
 from xgr_runtime.errors import EngineClosed, InvalidRequest, XgrError
 from xgr_runtime.service._pb.xgr.v1 import recommend_pb2 as pb
+from xgr_runtime.service.call_record import CallRecord
+from xgr_runtime.service.call_totals import CallTotals
 from xgr_runtime.service.rpc_errors import (
     DETAILS_KEY,
     REASON_KEY,
@@ -35,6 +36,7 @@ from xgr_runtime.service.translate import request_from_proto
 from xgr_runtime.service.translate_result import result_to_proto
 from xgr_runtime.service.wire_arrays import Violations
 from xgr_runtime.types import RecRequest, RecResult
+from xgr_runtime.xschedule.engine_stats import EngineStats
 
 SERVICE_NAME = "xgr.v1.RecommendService"
 INTERNAL_MESSAGE = "internal error; the server's log has the details under this request id"
@@ -58,22 +60,33 @@ class RequestSink(Protocol):
     """The part of the Engine that the service uses.
 
     Cancelling the task that awaits `submit` withdraws the request. `wait_stopped` returns when no request will be
-    answered any more.
+    answered any more. `stats` is called on other threads.
     """
 
     async def submit(self, request: RecRequest) -> RecResult: ...
 
     async def wait_stopped(self) -> None: ...
 
+    def stats(self) -> EngineStats: ...
+
 
 class RecommendServicer:
     """Answers Recommend calls through an engine and counts those in flight.
 
-    receive_s: seconds that a call may take to send its message.
+    receive_s: seconds that a call may take to send its message. log_requests: one line at level info when a call ends.
     """
 
-    def __init__(self, engine: RequestSink, limits: LimitsConfig, receive_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        engine: RequestSink,
+        limits: LimitsConfig,
+        receive_s: float = 30.0,
+        *,
+        log_requests: bool = True,
+    ) -> None:
         self._engine = engine
+        self.calls = CallTotals()
+        self._log_requests = log_requests
         self._limits = limits
         self._receive_s = receive_s
         self._receiving: set[asyncio.Task[Any]] = set()
@@ -116,16 +129,16 @@ class RecommendServicer:
         self, _messages: AsyncIterator[bytes], context: ServicerContext
     ) -> pb.RecommendResponse:
         """Handle one call."""
-        arrival_s = time.monotonic()
+        call = CallRecord(self.calls, is_logged=self._log_requests)
         try:
             data = await self._receive(context)
         except asyncio.CancelledError:
-            logger.info("a call was cancelled before its message came")
+            call.end_cancelled(context.time_remaining())
             raise
         num_bytes = 0 if isinstance(data, RpcFailure) else len(data)
-        request_id, asked = self._read(data, context, arrival_s)
+        call.request_id, asked = self._read(data, context, call.arrival_s)
         del data
-        trailing: tuple[tuple[str, str | bytes], ...] = ((REQUEST_ID_KEY, request_id),)
+        trailing: tuple[tuple[str, str | bytes], ...] = ((REQUEST_ID_KEY, call.request_id),)
         context.set_trailing_metadata(trailing)
         try:
             if self._is_draining:
@@ -136,20 +149,17 @@ class RecommendServicer:
             else:
                 outcome = await self._accept(asked, num_bytes)
         except asyncio.CancelledError:
-            logger.info("request %s cancelled after %.1f ms", request_id, _ms_since(arrival_s))
+            call.end_cancelled(context.time_remaining())
             raise
         if isinstance(outcome, RpcFailure):
-            ms = _ms_since(arrival_s)
-            logger.info(
-                "request %s %s in %.1f ms: %s", request_id, outcome.code.name, ms, outcome.message
-            )
+            call.end_failed(outcome)
             if outcome.details:
                 trailing = (*trailing, (DETAILS_KEY, outcome.details))
             if outcome.reason:
                 trailing = (*trailing, (REASON_KEY, outcome.reason))
             await context.abort(outcome.code, outcome.message, trailing)
             raise AssertionError("abort returned")
-        logger.info("request %s OK in %.1f ms", request_id, _ms_since(arrival_s))
+        call.end_ok()
         return outcome
 
     async def _receive(self, context: ServicerContext) -> bytes | RpcFailure:
@@ -209,7 +219,7 @@ class RecommendServicer:
             assert failure is not None
             return request_id, failure
         except Exception:  # as in `_answer`
-            logger.exception("request %s failed", request_id)
+            logger.exception("request %s failed", request_id, extra={"request_id": request_id})
             return request_id, RpcFailure(grpc.StatusCode.INTERNAL, INTERNAL_MESSAGE)
 
     async def _accept(
@@ -234,6 +244,7 @@ class RecommendServicer:
                 self._idle.set()
 
     async def _answer(self, request: RecRequest) -> pb.RecommendResponse | RpcFailure:
+        request_id = request.request_id
         try:
             reply = result_to_proto(await self._engine.submit(request))
             return self._too_large(reply) or reply
@@ -243,11 +254,11 @@ class RecommendServicer:
             failure = failure_from_error(error)
             if failure is not None:
                 return failure
-            logger.exception("request %s failed", request.request_id)
+            logger.exception("request %s failed", request_id, extra={"request_id": request_id})
         # The border of the process: whatever else went wrong is a defect of the runtime. The client learns only that, the log
         # gets the traceback, and the server goes on with its other requests.
         except Exception:
-            logger.exception("request %s failed", request.request_id)
+            logger.exception("request %s failed", request_id, extra={"request_id": request_id})
         return RpcFailure(grpc.StatusCode.INTERNAL, INTERNAL_MESSAGE)
 
     def _check_size(self, num_bytes: int) -> RpcFailure | None:
@@ -322,7 +333,3 @@ def parse_message(data: bytes) -> pb.RecommendRequest | None:
         return pb.RecommendRequest.FromString(data)
     except DecodeError:
         return None
-
-
-def _ms_since(start_s: float) -> float:
-    return 1e3 * (time.monotonic() - start_s)
