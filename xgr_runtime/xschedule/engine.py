@@ -301,11 +301,15 @@ class Engine:
             self._is_draining = self._is_closed = True
             self._wake.notify_all()
         self._pool.shutdown(wait=True, cancel_futures=False)
-        if self._thread is not None:
+        # Not alive when a signal interrupted its start: it then ends by itself.
+        if self._thread is not None and self._thread.is_alive():
             self._thread.join()
 
     def _prepare(self, request: RecRequest, future: "Future[RecResult]", arrival_s: float) -> None:
         if future.cancelled():
+            return
+        if self._is_closed:  # closing does not wait for what would be refused afterwards
+            _resolve(future, EngineClosed("the engine closed before the request could run"))
             return
         try:
             state = self._intake.prepare(request, arrival_s)
