@@ -8,7 +8,7 @@ import threading
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
-from xgr_runtime.config import RuntimeConfig, ServiceConfig
+from xgr_runtime.config import RuntimeConfig
 from xgr_runtime.service.server import RecommendServer
 
 if TYPE_CHECKING:
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 def with_free_port(config: RuntimeConfig | None = None, drain_s: float = 20.0) -> RuntimeConfig:
     """The configuration, listening on a free port of the loopback address."""
-    service = ServiceConfig(host="127.0.0.1", port=0, drain_s=drain_s)
-    return dataclasses.replace(config or RuntimeConfig(), service=service)
+    config = config or RuntimeConfig()
+    service = dataclasses.replace(config.service, host="127.0.0.1", port=0, drain_s=drain_s)
+    return dataclasses.replace(config, service=service)
 
 
 @asynccontextmanager
