@@ -125,7 +125,11 @@ def build_catalog_from_file(
         CatalogError: as `build_catalog`; names the file and the row, for JSONL the line.
     """
     _check_version(version)
-    read = _READERS[source_format or guess_format(path_in)]
+    read = _READERS.get(source_format or guess_format(path_in))
+    if read is None:
+        raise CatalogError(
+            f"source_format must be {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, got {shown(source_format)}"
+        )
     refuse_overwrite(path_out, {"the items": path_in})
     tokens = token_tables(num_codes, token_of, token_offsets)
     table = read(path_in, len(tokens), sid_field=sid_field, id_field=id_field)

@@ -139,7 +139,7 @@ def _layout(names: list[str], num_levels: int, sid_field: str, id_field: str) ->
 
 
 def _unknown(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name[:80], known, n=1)
+    close = difflib.get_close_matches(name[:80].strip().lower(), known, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
     if ";" in name or "\t" in name:
         hint = "columns are separated by commas"

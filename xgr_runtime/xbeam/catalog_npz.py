@@ -12,10 +12,14 @@ number of items that `sids` declares.
 
 from __future__ import annotations
 
+import ast
 import difflib
+import lzma
+import math
+import struct
 import zipfile
 import zlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -46,13 +50,32 @@ _EXPECTED = {
     "tag_indices": ("iu", 1, False),
 }
 _KIND_NAMES = {"iu": "integers", "iuf": "numbers", "b": "bool", "US": "str or bytes"}
-_BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError)
+_MAGIC = b"\x93NUMPY"
+_LENGTH_FORMATS = {b"\x01\x00": "<H", b"\x02\x00": "<I"}
+_MAX_HEADER_BYTES = 10_000
+_CHUNK_BYTES = 1 << 20
+# What zipfile, zlib and ast.literal_eval raise for bytes that are not what they should be.
+_BROKEN = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    EOFError,
+    ValueError,
+    TypeError,
+    SyntaxError,
+    RecursionError,
+    MemoryError,
+    NotImplementedError,
+    RuntimeError,
+)
 
 
 class _Header(NamedTuple):
     member: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    is_column_order: bool
 
 
 def items_from_npz(
@@ -128,21 +151,35 @@ def _headers(source: str, archive: zipfile.ZipFile, names: dict[str, str]) -> di
 def _header(source: str, archive: zipfile.ZipFile, member: str, name: str) -> _Header:
     try:
         with archive.open(member) as stream:
-            version = np.lib.format.read_magic(stream)
-            if version == (1, 0):
-                shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
-            elif version == (2, 0):
-                shape, _, dtype = np.lib.format.read_array_header_2_0(stream)
-            else:
-                raise ValueError(f"version {version} of the array format is for structured types")
+            header = _parse_header(member, stream)
     except _BROKEN as error:
         raise CatalogError(f"{source}: array {name!r} cannot be read: {error}") from error
-    if dtype.hasobject:
+    if header.dtype.hasobject:
         raise CatalogError(
             f"{source}: array {name!r} holds Python objects, which are never loaded; give it a plain type such as "
             "numpy.array(texts, dtype=str)"
         )
-    return _Header(member, shape, dtype)
+    return header
+
+
+def _parse_header(member: str, stream: IO[bytes]) -> _Header:
+    """Reads up to the first byte of the content. numpy's own reader mends headers on the way; here they are right or not."""
+    magic = stream.read(len(_MAGIC) + 2)
+    length_format = _LENGTH_FORMATS.get(magic[len(_MAGIC) :])
+    if not magic.startswith(_MAGIC) or length_format is None:
+        raise ValueError(f"it starts with {magic!r}, which is no array of plain type")
+    length_bytes = stream.read(struct.calcsize(length_format))
+    length = struct.unpack(length_format, length_bytes)[0]
+    if length > _MAX_HEADER_BYTES:
+        raise ValueError(f"its header has {length} bytes, at most {_MAX_HEADER_BYTES} are possible")
+    content = ast.literal_eval(stream.read(length).decode("latin1").strip())
+    if not isinstance(content, dict) or set(content) != {"descr", "fortran_order", "shape"}:
+        raise ValueError(f"its header is {shown(content)}")
+    shape, descr, is_column_order = content["shape"], content["descr"], content["fortran_order"]
+    is_shape = isinstance(shape, tuple) and all(type(n) is int and n >= 0 for n in shape)
+    if not is_shape or not isinstance(descr, str) or type(is_column_order) is not bool:
+        raise ValueError(f"its header is {shown(content)}")
+    return _Header(member, shape, np.dtype(descr), is_column_order)
 
 
 def _check_shapes(source: str, headers: dict[str, _Header], num_levels: int) -> None:
@@ -174,13 +211,29 @@ def _check_shapes(source: str, headers: dict[str, _Header], num_levels: int) -> 
 def _read(source: str, archive: zipfile.ZipFile, name: str, header: _Header) -> NDArray[Any]:
     try:
         with archive.open(header.member) as stream:
-            array: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
-            stream.read(1)  # at its end the archive compares the checksum
+            _parse_header(header.member, stream)
+            return _content(stream, header)
     except _BROKEN as error:
         raise CatalogError(
             f"{source}: array {name!r} is damaged or cut short: {error}; write the file again"
         ) from error
-    return array
+
+
+def _content(stream: IO[bytes], header: _Header) -> NDArray[Any]:
+    """The array behind the header; at its end the archive compares the checksum."""
+    if not header.dtype.itemsize:  # texts that are all empty; numpy makes no arrays of such a type
+        return np.zeros(header.shape, f"{header.dtype.kind}1")
+    array = np.empty(math.prod(header.shape), header.dtype)
+    num_read = 0
+    with memoryview(array.view(np.uint8)).cast("B") as target:  # type: ignore[arg-type]
+        while chunk := stream.read(_CHUNK_BYTES):
+            if num_read + len(chunk) > len(target):
+                raise ValueError(f"it has more than the {len(target)} bytes of its shape")
+            target[num_read : num_read + len(chunk)] = chunk
+            num_read += len(chunk)
+        if num_read < len(target):
+            raise ValueError(f"it has {num_read} of {len(target)} bytes")
+    return array.reshape(header.shape, order="F" if header.is_column_order else "C")
 
 
 def _decoded(source: str, name: str, array: NDArray[Any]) -> Iterator[str]:
@@ -220,7 +273,8 @@ def _tags(source: str, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[np.
     # Tag number above, row below: one plain sort groups the rows by tag and keeps them rising.
     pairs = indices.astype(np.uint64)
     pairs <<= np.uint64(32)
-    lengths: NDArray[np.int64] = np.diff(offsets.astype(np.int64))
+    ends = offsets.astype(np.int64)
+    lengths = ends[1:] - ends[:-1]
     pairs |= np.repeat(np.arange(len(lengths), dtype=np.uint64), lengths)
     pairs.sort()
     ends = np.searchsorted(pairs >> np.uint64(32), np.arange(len(names) + 1, dtype=np.uint64))
