@@ -7,7 +7,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -16,29 +16,31 @@ ROOT = Path(__file__).resolve().parents[2]
 LISTENING = "xgr serve: listening on "
 
 
-def start(arguments: Sequence[str]) -> subprocess.Popen[str]:
-    """`python ARGUMENTS` in the repository's root, its output piped."""
+def start(arguments: Sequence[str], errors: IO[str] | None = None) -> subprocess.Popen[str]:
+    """`python ARGUMENTS` in the repository's root, its output piped; what it says to stderr may go to a file."""
     return subprocess.Popen(
         [sys.executable, *arguments],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"},
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=errors or subprocess.PIPE,
         text=True,
     )
 
 
 @contextmanager
-def serving(arguments: Sequence[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The process and its address; killed at the end if it still runs."""
-    process = start(arguments)
+def serving(
+    arguments: Sequence[str], errors: IO[str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process and its address; killed at the end if it still runs. errors: a file for a log that no pipe could hold."""
+    process = start(arguments, errors)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line.startswith(LISTENING):
             process.kill()
-            _, errors = process.communicate()
-            raise AssertionError(f"the server did not come up: {line}{errors}")
+            _, said = process.communicate()
+            raise AssertionError(f"the server did not come up: {line}{said}")
         yield process, line.removeprefix(LISTENING).strip()
     finally:
         if process.poll() is None:
