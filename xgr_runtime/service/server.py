@@ -35,6 +35,7 @@ HOLD_S = 0.1
 FLUSH_S = 0.5
 KEEPALIVE_ANSWER_S = 20.0
 NAMED_EXCESS_BYTES = 1024 * 1024
+MAX_OPTION = 2**31 - 1
 logger = logging.getLogger(__name__)
 
 
@@ -130,6 +131,9 @@ class RecommendServer:
 def server_options(config: RuntimeConfig) -> list[tuple[str, int]]:
     """What gRPC itself keeps callers to. Times are in milliseconds."""
     limits, service = config.limits, config.service
+    # Calls that nobody has taken in yet. Beyond a thousand gRPC drops some at random, and they end CANCELLED: a status that
+    # no caller expects. Taking in a call and refusing it by name costs little, so all that may be open may wait.
+    most_pending = min(limits.max_concurrent_streams * limits.max_connections, MAX_OPTION)
     return [
         # Beyond the limit itself: up to there the servicer refuses a message by the limit's name, gRPC names none.
         ("grpc.max_receive_message_length", limits.max_message_bytes + NAMED_EXCESS_BYTES),
@@ -140,6 +144,8 @@ def server_options(config: RuntimeConfig) -> list[tuple[str, int]]:
         ("grpc.compression_enabled_algorithms_bitset", 1),
         ("grpc.max_concurrent_streams", limits.max_concurrent_streams),
         ("grpc.max_allowed_incoming_connections", limits.max_connections),
+        ("grpc.server.max_pending_requests", most_pending),
+        ("grpc.server.max_pending_requests_hard_limit", most_pending),
         ("grpc.server_handshake_timeout_ms", round(1e3 * service.handshake_s)),
         ("grpc.max_connection_idle_ms", round(1e3 * service.idle_s)),
         ("grpc.keepalive_time_ms", round(1e3 * service.keepalive_s)),
