@@ -54,18 +54,25 @@ class RecommendServiceServicer(object):
     def Recommend(self, request, context):
         """Runs the request's searches on one history.
 
-        grpcurl -plaintext -d '{"history_keys": {"values": ["B001", "B003"]}, "searches": [{"beam_width": 128, "num_results": 10,
-        "rules": {"require": [{"any_of": ["category:shoes", "category:boots"]}], "exclude_history": true}}]}' \
-        -H 'x-request-id: example-1' -max-time 0.5 127.0.0.1:50051 xgr.v1.RecommendService/Recommend
+        grpcurl -plaintext -max-time 0.5 -H 'x-request-id: example-1' -d '{"history_keys": {"values": ["B001", "B003"]},
+        "searches": [{"beam_width": 128, "num_results": 10, "rules": {"exclude_history": true,
+        "require": [{"any_of": ["category:shoes", "category:boots"]}]}}]}' \
+        127.0.0.1:50051 xgr.v1.RecommendService/Recommend
 
-        The call's deadline is obeyed: a request that cannot be answered in time gives up its place in the queue.
+        The call's deadline is obeyed: a request that cannot be answered in time gives up its place in the queue. The trailing metadata
+        holds "x-request-id". User text in messages and reasons is cut and its control characters are escaped.
 
-        Status: INVALID_ARGUMENT (every field violation is listed in the message and, as google.rpc.BadRequest, in the trailing
-        metadata "grpc-status-details-bin"), NOT_FOUND (catalogue or version not loaded), RESOURCE_EXHAUSTED (queue full, or
-        message larger than limits.max_message_bytes, 4 MiB: the trailing metadata then holds "x-xgr-reason: REPLY_TOO_LARGE" if it
-        is the reply), DEADLINE_EXCEEDED, UNAVAILABLE (shutting down), INTERNAL. A search that failed because the model gave NaN or
-        infinity is no RPC failure: see SearchResult.status. The trailing metadata holds "x-request-id". User text in messages and
-        reasons is cut and its control characters are escaped.
+        Status:
+        INVALID_ARGUMENT    every field violation is in the message and, as google.rpc.BadRequest, in the trailing metadata
+        "grpc-status-details-bin"
+        NOT_FOUND           catalogue or version not loaded
+        RESOURCE_EXHAUSTED  the queue is full; or, with "x-xgr-reason: REQUEST_TOO_LARGE" or "REPLY_TOO_LARGE" in the trailing
+        metadata, a message is larger than limits.max_message_bytes (4194304), which no later try changes
+        DEADLINE_EXCEEDED   the call's deadline; or the message did not arrive within service.receive_s
+        UNAVAILABLE         shutting down
+        UNIMPLEMENTED       another method, or a compressed message
+        INTERNAL            a defect; the server's log has the details under the request id
+        A search that failed because the model gave NaN or infinity is no failed call: see SearchResult.status.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
