@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.xschedule.states import Pinned, expression, make_state, output_of
 from xgr_runtime.config import SchedulerConfig
-from xgr_runtime.errors import DeadlineExceeded, Overloaded
+from xgr_runtime.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from xgr_runtime.kvcache.allocator import PageAllocator
 from xgr_runtime.kvcache.prefix_cache import PrefixCache
 from xgr_runtime.xschedule.scheduler import Scheduler, fail_expired
@@ -407,6 +407,26 @@ def test_a_full_queue_refuses() -> None:
     assert sim.scheduler.num_queued == CONFIG.max_queue
     assert len(sim.scheduler.take_all()) == CONFIG.max_queue
     assert sim.scheduler.num_queued == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"num_tokens": 25}, r"history: needs 25 tokens.* at most 24; raise scheduler\.max_batch_tokens"),
+        ({"num_tokens": 4 * NUM_PAGES}, r"history: needs 10 pages.* at most 9; raise cache\.num_pages"),
+        ({"widths": (3, 21)}, r"searches: needs 21 beam rows.* at most 20; raise scheduler\.max_batch_rows"),
+    ],
+)  # fmt: skip
+def test_what_no_batch_could_hold_is_refused_and_blocks_nobody(
+    changes: dict[str, object], named: str
+) -> None:
+    sim = Simulation()
+    with pytest.raises(InvalidRequest, match=named):
+        sim.add(0, plain(**changes))
+    assert sim.scheduler.num_queued == 0
+    sim.add(1, plain())
+    sim.now = 0.01
+    assert sim.step(0.0)
 
 
 def test_a_failed_batch_forgets_what_it_may_not_have_written() -> None:

@@ -18,7 +18,7 @@ import torch
 
 from xgr_runtime.config import RuntimeConfig
 from xgr_runtime.config_check import check_config
-from xgr_runtime.errors import ConfigError, EngineClosed, Overloaded
+from xgr_runtime.errors import ConfigError, EngineClosed, InvalidRequest, Overloaded
 from xgr_runtime.hal.device import Device
 from xgr_runtime.hal.discovery import open_device
 from xgr_runtime.hal.registry import REFERENCE
@@ -324,7 +324,7 @@ class Engine:
             else:
                 try:
                     self._scheduler.add(state)
-                except Overloaded as error:
+                except (Overloaded, InvalidRequest) as error:
                     refusal = error
                 self._wake.notify_all()
         # After `add`: a future that was cancelled meanwhile runs the callback at once, which takes it out again.
@@ -353,8 +353,9 @@ class Engine:
         A request of a batch keeps its version pinned until the batch ends, even when it is cancelled before.
         """
         with self._wake:
-            self._scheduler.discard(state)
             is_held_by_batch = state.is_scheduled
+            if not is_held_by_batch:
+                self._scheduler.discard(state)
         if not is_held_by_batch:
             self._release(state)
 

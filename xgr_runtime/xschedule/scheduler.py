@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from xgr_runtime.config import SchedulerConfig
-from xgr_runtime.errors import DeadlineExceeded, Overloaded
+from xgr_runtime.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from xgr_runtime.kvcache.allocator import num_pages_of
 from xgr_runtime.kvcache.prefix_cache import PrefixCache
 from xgr_runtime.xbeam.rules import TagExpression
@@ -47,7 +47,13 @@ class Scheduler:
         return len(self._queue)
 
     def add(self, state: RequestState) -> None:
-        """Queue a request. Raises Overloaded when the queue is full."""
+        """Queue a request. Raises Overloaded when the queue is full, InvalidRequest where no batch could ever hold it.
+
+        The latter would be the most urgent one for ever, and nothing behind it would run.
+        """
+        violations = self._never_fits(state)
+        if violations:
+            raise InvalidRequest(violations)
         if len(self._queue) >= self._config.max_queue:
             raise Overloaded(
                 f"the queue holds {len(self._queue)} requests, scheduler.max_queue is {self._config.max_queue}"
@@ -68,13 +74,12 @@ class Scheduler:
 
     def expire(self, now: float) -> list[RequestState]:
         """Take out the requests whose deadline has passed; the caller fails their futures."""
-        expired = [
-            s
-            for s in self._queue
-            if s.request.deadline_s is not None and s.request.deadline_s <= now
-        ]
-        if expired:
-            self._queue = [s for s in self._queue if s not in expired]
+        expired, kept = list[RequestState](), list[RequestState]()
+        for state in self._queue:
+            deadline_s = state.request.deadline_s
+            is_late = deadline_s is not None and deadline_s <= now
+            (expired if is_late else kept).append(state)
+        self._queue = kept
         return expired
 
     def wait_s(self, now: float) -> float | None:
@@ -148,6 +153,20 @@ class Scheduler:
 
     def _num_pages(self, state: RequestState) -> int:
         return num_pages_of(state.num_tokens, self._page_size)
+
+    def _never_fits(self, state: RequestState) -> list[tuple[str, str]]:
+        """What an empty device lacks for this request alone. Limits that fit their pools leave nothing to find here."""
+        config, num_pages = self._config, self._pages.allocator.num_pages - 1
+        needs = (
+            ("history", state.num_tokens, "tokens", "scheduler.max_batch_tokens", config.max_batch_tokens),
+            ("history", self._num_pages(state), "pages", "cache.num_pages", num_pages),
+            ("searches", state.num_rows, "beam rows", "scheduler.max_batch_rows", config.max_batch_rows),
+        )  # fmt: skip
+        return [
+            (field, f"needs {needed} {unit}, a batch has at most {most}; raise {option} to allow")
+            for field, needed, unit, option, most in needs
+            if needed > most
+        ]
 
     def _most_urgent_group(self) -> list[RequestState]:
         """The most urgent request and the others of its group, in the order of urgency."""
