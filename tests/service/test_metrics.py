@@ -13,6 +13,7 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from tests.service.scrape import by_label, make_stats, parse, value
+from xgr_runtime.cli import main
 from xgr_runtime.service.call_totals import CAUSES, CallTotals
 from xgr_runtime.service.metric_table import TABLE, markdown_rows
 from xgr_runtime.service.metrics import OPENMETRICS_TYPE, TEXT_TYPE, ServiceMetrics
@@ -277,3 +278,8 @@ def test_the_format_a_client_accepts(accept: str, expected: str) -> None:
     assert content_type == expected
     assert body.endswith(b"# EOF\n") == (expected == OPENMETRICS_TYPE)
     assert b"xgr_waiting_requests 3.0\n" in body
+
+
+def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["metrics"]) == 0
+    assert capsys.readouterr().out.splitlines() == list(markdown_rows())
