@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tools._packaging import distributions, environments  # noqa: E402
-from tools._packaging.service import serving  # noqa: E402
+from tools._packaging.service import free_port, serving  # noqa: E402
 
 GIVEN = ("torch", "numpy")
 GRPC = ("grpcio", "grpcio-health-checking", "grpcio-reflection", "grpcio-status")
@@ -78,8 +78,11 @@ def holds(folder: Path, wheel: Path, end: str, pins: list[str]) -> bool:
     try:
         entries = environments.entries_of(*GIVEN, "pip")
         commands = environments.make_environment(folder / end, entries, install)
-        with serving(commands, folder / end, "-W", "error") as target:
-            command = [str(commands / "python"), "-W", "error", str(EXERCISE), target]
+        port = free_port()
+        setting = f"service.metrics_port={port}"
+        with serving(commands, folder / end, ["-W", "error"], [setting]) as target:
+            metrics = f"http://127.0.0.1:{port}/metrics"
+            command = [str(commands / "python"), "-W", "error", str(EXERCISE), target, metrics]
             print(environments.run(command, folder / end).stdout, end="")
     except RuntimeError as error:
         print(error)

@@ -50,7 +50,7 @@ def world() -> Iterator[tuple[str, StandInEngine]]:
 
 
 def curl(address: str, data: str, *options: str) -> Any:
-    buf = Path(sys.executable).with_name("buf")
+    buf = str(Path(sys.executable).with_name("buf"))
     command = [buf, "curl", "--protocol", "grpc", "--http2-prior-knowledge", "-d", data, *options]
     done = subprocess.run(
         [*command, f"http://{address}/{METHOD}"], capture_output=True, text=True, check=False

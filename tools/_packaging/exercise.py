@@ -1,11 +1,12 @@
-"""A client of a demo service, run with `python -W error` in the environment under trial: every gRPC library once.
+"""A client of a demo service, run with `python -W error` in the environment under trial: every library of the wire once.
 
-argument: host:port. Prints the versions and what was seen. Talks to the service through the runtime's own client, and through
-grpcio-health-checking, grpcio-status and grpcio-reflection as any other client would.
+arguments: host:port, the URL of the metrics. Prints the versions and what was seen. Talks to the service through the runtime's
+own client, and through grpcio-health-checking, grpcio-status, grpcio-reflection and a scraper's parser as others would.
 """
 
 import importlib.metadata
 import sys
+import urllib.request
 from typing import Any
 
 import grpc
@@ -18,6 +19,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 from grpc_status import rpc_status
+from prometheus_client.parser import text_string_to_metric_families
 
 from xgr_runtime import RecRequest, Rules, Search
 from xgr_runtime.service.client import RecommendClient
@@ -30,7 +32,7 @@ SERVICE = "xgr.v1.RecommendService"
 HISTORY = [50, 172, 181]
 
 
-def main(target: str) -> None:
+def main(target: str, metrics: str) -> None:
     print(f"python {sys.version.split()[0]}")
     for name in LIBRARIES:
         print(f"  {name:<24} {importlib.metadata.version(name)}")
@@ -40,7 +42,8 @@ def main(target: str) -> None:
         reply = health.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=10)
         assert reply.status == health_pb2.HealthCheckResponse.SERVING
         check_reflection(channel, ids)
-    print(f"answered, healthy, reflected, refused with details; items {ids}")
+    assert num_requests(metrics) == {"OK": 2, "INVALID_ARGUMENT": 1}
+    print(f"answered, healthy, reflected, refused with details, counted; items {ids}")
 
 
 def ask(target: str) -> list[int]:
@@ -76,5 +79,14 @@ def check_reflection(channel: grpc.Channel, ids: list[int]) -> None:
     assert [v.field for v in bad.field_violations] == ["searches[0].num_results"]
 
 
+def num_requests(metrics: str) -> dict[str, float]:
+    """Calls by status that are not 0, as a scraper reads them."""
+    with urllib.request.urlopen(metrics, timeout=10) as reply:
+        families = list(text_string_to_metric_families(reply.read().decode()))
+    samples = [sample for family in families for sample in family.samples]
+    named = [sample for sample in samples if sample.name == "xgr_requests_total"]
+    return {sample.labels["code"]: sample.value for sample in named if sample.value}
+
+
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
