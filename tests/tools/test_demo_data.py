@@ -21,6 +21,7 @@ from transformers import Qwen3ForCausalLM
 
 from tools.demo import baselines, checkpoint, evaluate, metrics, movielens, semantic_ids, train
 from tools.demo.checkpoint import ITEMS_PATH, MODEL_FOLDER, HyperParameters
+from tools.demo.errors import DemoError
 from tools.demo.network import Network
 from tools.demo.template import Template
 
@@ -93,7 +94,7 @@ def test_without_last() -> None:
 
 def test_missing_wheel_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    with pytest.raises(movielens.DemoError, match=r"pip install --no-deps recbole==1\.2\.1"):
+    with pytest.raises(DemoError, match=r"pip install --no-deps recbole==1\.2\.1"):
         movielens.data_folder()
 
 
@@ -107,7 +108,7 @@ def test_other_wheels_are_refused(
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: recbole\nVersion: {version}\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    with pytest.raises(movielens.DemoError, match=message):
+    with pytest.raises(DemoError, match=message):
         movielens.data_folder()
 
 

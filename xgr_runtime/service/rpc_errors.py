@@ -117,7 +117,7 @@ def _bad_request(
     packed = AnyMessage()
     packed.Pack(detail)
     status = status_pb2.Status(code=code.value[0], message=message, details=[packed])
-    return status.SerializeToString()
+    return bytes(status.SerializeToString())
 
 
 def _violations(details: str | bytes | None, message: str) -> list[tuple[str, str]]:
