@@ -2,14 +2,17 @@
 
 The index, where there is one, is the authority: its files are the checkpoint, and each tensor is where it says. Other
 safetensors files of the folder (exports of another format, say) are never opened. Only a model.safetensors that the
-index does not name is refused, because other programs would load that one instead.
+index does not name is refused, because other programs would load that one instead. Regular files alone are opened: a pipe would
+be waited for without end, and a device read without end.
 """
 
 import json
+import os
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from xgr_runtime.errors import CheckpointError, shown
 
@@ -17,6 +20,8 @@ CONFIG_FILE = "config.json"
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _MAX_DIGITS = 40
+_MAX_NAME_BYTES = 255  # what file systems allow
+_MAX_JSON_BYTES = 1 << 26  # an index of a hundred thousand tensors takes a tenth of it
 
 
 @dataclass(frozen=True)
@@ -43,11 +48,24 @@ def find_weight_files(folder: Path) -> WeightFiles:
     return WeightFiles(names, file_of)
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file without waiting for anybody. Raises OSError, or CheckpointError for what is no regular file."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise CheckpointError(f"{path} must be a regular file, not a folder, pipe or device")
+    return open(descriptor, "rb")
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; a key given twice is refused. Raises CheckpointError."""
     try:
+        with open_regular(path) as file:
+            content = file.read(_MAX_JSON_BYTES + 1)
+        if len(content) > _MAX_JSON_BYTES:
+            raise CheckpointError(f"{path} must have at most {_MAX_JSON_BYTES} bytes of JSON")
         value = json.loads(
-            path.read_text(encoding="utf-8"),
+            content.decode("utf-8"),
             object_pairs_hook=lambda pairs: _object(pairs, path),
             parse_int=_integer,
         )
@@ -105,6 +123,7 @@ def _is_plain_name(name: object) -> bool:
         and Path(name).name == name
         and name.endswith(".safetensors")
         and name.isprintable()
+        and len(os.fsencode(name)) <= _MAX_NAME_BYTES
     )
 
 

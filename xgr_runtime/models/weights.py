@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from xgr_runtime.errors import CheckpointError, DeviceError
-from xgr_runtime.models.checkpoint_files import INDEX_FILE, find_weight_files
+from xgr_runtime.errors import CheckpointError, DeviceError, printable, shown
+from xgr_runtime.models.checkpoint_files import INDEX_FILE, find_weight_files, open_regular
 
 _FORMATS = {"F32", "F16", "BF16"}
 _NUM_NAMED = 5
+_MAX_REASON = 200  # characters of what the safetensors library says
 _PIECE = 1 << 18  # elements
 
 
@@ -64,7 +65,7 @@ class WeightReader:
             tensor: torch.Tensor = self._files[file_name].get_tensor(name)
         except SafetensorError as error:
             raise CheckpointError(
-                f"cannot read tensor {name!r} of {self.folder / file_name}: {error}"
+                f"cannot read tensor {name!r} of {self.folder / file_name}: {printable(str(error), _MAX_REASON)}"
             ) from error
         self._taken.add(name)
         return self._place(name, tensor)
@@ -80,7 +81,7 @@ class WeightReader:
             more = "" if len(unknown) <= _NUM_NAMED else f" and {len(unknown) - _NUM_NAMED} more"
             raise CheckpointError(
                 f"{self.folder} holds tensors that the architecture in its config.json does not use: "
-                f"{', '.join(unknown[:_NUM_NAMED])}{more}; leaving them out would change the answers, "
+                f"{', '.join(printable(name, _MAX_REASON) for name in unknown[:_NUM_NAMED])}{more}; leaving them out would change the answers, "
                 "so fix config.json or export the checkpoint without them"
             )
 
@@ -104,19 +105,21 @@ class WeightReader:
         """Open a file and note its tensors; none may be in a file that is open already."""
         path = self.folder / file_name
         try:
+            open_regular(path).close()
             self._files[file_name] = safe_open(path, framework="pt")
         except FileNotFoundError as error:
             raise CheckpointError(
-                f"{self.folder / INDEX_FILE} names {file_name!r}, which does not exist in {self.folder}"
+                f"{self.folder / INDEX_FILE} names {shown(file_name)}, which does not exist in {self.folder}"
             ) from error
         except (SafetensorError, OSError) as error:
             raise CheckpointError(
-                f"{path} is not a whole safetensors file (truncated, damaged or another format): {error}"
+                f"{path} is not a whole safetensors file (truncated, damaged or another format): "
+                f"{printable(str(error), _MAX_REASON)}"
             ) from error
         for name in self._files[file_name].keys():  # noqa: SIM118 - the handle is no mapping
             if name in self._file_of:
                 raise CheckpointError(
-                    f"{self.folder} holds tensor {name!r} twice, in {self._file_of[name]!r} and in {file_name!r}; "
+                    f"{self.folder} holds tensor {shown(name)} twice, in {self._file_of[name]!r} and in {file_name!r}; "
                     "remove the stale one"
                 )
             self._file_of[name] = file_name
@@ -129,12 +132,12 @@ class WeightReader:
             if holder != file_name:
                 other = f"; {holder!r} does" if holder else ""
                 raise CheckpointError(
-                    f"{path} places tensor {name!r} in {file_name!r}, which does not hold it{other}"
+                    f"{path} places tensor {shown(name)} in {shown(file_name)}, which does not hold it{other}"
                 )
         unlisted = sorted(self._file_of.keys() - file_of.keys())
         if unlisted:
             raise CheckpointError(
-                f"{path} does not list tensor {unlisted[0]!r}, which {self._file_of[unlisted[0]]!r} holds"
+                f"{path} does not list tensor {shown(unlisted[0])}, which {self._file_of[unlisted[0]]!r} holds"
             )
 
 
