@@ -52,7 +52,7 @@ class BatchHistograms:
         self.batch_s.add(seconds)
         self.num_histories.add(batch.num_histories)
         self.num_tokens.add(batch.histories.num_scheduled_tokens)
-        self.num_rows.add(sum(int(group.slot_starts()[-1]) for group in batch.groups))
+        self.num_rows.add(sum(int(group.widths_SL.max(axis=1).sum()) for group in batch.groups))
 
     def add_times(self, times: StageTimes) -> None:
         """The times of a batch's stages."""
@@ -121,8 +121,9 @@ class Totals:
         for group, found in zip(batch.groups, output.groups, strict=True):
             self.num_live_rows += found.num_live_rows
             self.num_rows_skipped += found.num_rows_skipped
-            num_rows = int(group.row_starts(group.num_levels - 1)[-1])
-            self.num_dead_beams += int((found.scores_LN[-1][:num_rows] == -np.inf).sum())
+            num_rows = int(group.widths_SL[:, -1].sum())
+            scores = found.scores_LN[-1][:num_rows]
+            self.num_dead_beams += int(np.count_nonzero(scores == -np.inf))
         self._add_waits(batch, states, seconds)
         self.histograms.add_times(output.times)
         for state, result in zip(states, results, strict=True):

@@ -1,0 +1,43 @@
+"""The benchmark of observation runs and says what it claims; its figures are for a quiet machine."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tools.bench_observe import NoTimer, clock_one, main
+from xgr_runtime.hal.cpu import CpuDevice
+from xgr_runtime.xschedule.stage_times import StageTimes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.e2e
+def test_a_short_run(tmp_path: Path) -> None:
+    out = tmp_path / "report.json"
+    assert main(["--runs", "9", "--out", str(out)]) == 0
+    report = json.loads(out.read_text())
+    for kind in ("batches", "processor"):
+        assert set(report[kind]) == {"observed", "unobserved"}
+        assert all(case["runs"] == 9 and case["median_ms"] > 0 for case in report[kind].values())
+    # Far above what they cost, and far below a batch.
+    parts = report["parts_us"]
+    assert 0 < parts.pop("scrape") < 1e6
+    assert set(parts) == {"stage_times_of_a_batch", "totals_of_a_batch", "record_of_a_call"}
+    assert all(0 < us < 1000 for us in parts.values())
+
+
+def test_what_is_compared() -> None:
+    """The timed clock measures, the other does not."""
+    times = clock_one(CpuDevice())
+    assert isinstance(times, StageTimes)
+    assert len(times.rounds_s[0]) == 3
+    assert min(times.rounds_s[0]) > 0
+    device = CpuDevice()
+    device.timer = NoTimer  # type: ignore[method-assign]
+    untimed = clock_one(device)
+    assert isinstance(untimed, StageTimes)
+    assert untimed.rounds_s == ((0.0, 0.0, 0.0),)
