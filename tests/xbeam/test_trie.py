@@ -19,6 +19,7 @@ from xgr_runtime.xbeam.trie import (
     leaf_sids,
     max_fanout,
     parents,
+    range_numbers,
     sum_leaves,
 )
 
@@ -136,3 +137,12 @@ def test_check_refuses(level: int, offsets: list[int], codes: list[int], message
     levels[level] = (np.array(offsets), np.array(codes))
     with pytest.raises(CatalogError, match=message):
         check_trie(Trie(*zip(*levels, strict=True)), (4, 4), "file")
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=20))
+def test_range_numbers_are_repetitions(dtype: type, lengths: list[int]) -> None:
+    offsets = np.cumsum([0, *lengths]).astype(dtype)
+    numbers = range_numbers(offsets)
+    assert numbers.tolist() == [i for i, length in enumerate(lengths) for _ in range(length)]
+    assert numbers.dtype == dtype

@@ -21,7 +21,14 @@ from xgr_runtime.errors import CatalogError
 from xgr_runtime.xbeam.catalog_check import check_catalog
 from xgr_runtime.xbeam.catalog_file import CatalogFile, map_file, read_file
 from xgr_runtime.xbeam.catalog_text import KeyIndex, Strings, TagIndex
-from xgr_runtime.xbeam.trie import Trie, find_leaves, index_dtype, leaf_sids, sum_leaves
+from xgr_runtime.xbeam.trie import (
+    Trie,
+    find_leaves,
+    index_dtype,
+    leaf_sids,
+    range_numbers,
+    sum_leaves,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -191,15 +198,11 @@ class Catalog:
         A look-up here touches one place of memory where a search in `offsets` touches ten, all of them cold when rules
         were just evaluated.
         """
-        return tuple(
-            np.repeat(np.arange(len(level) - 1, dtype=level.dtype), np.diff(level))
-            for level in self.offsets
-        )
+        return tuple(range_numbers(level) for level in self.offsets)
 
     @cached_property
     def _leaf_of_position(self) -> NDArray[Any]:
-        offsets = self.sid_item_offsets
-        return np.repeat(np.arange(self.num_sids, dtype=offsets.dtype), np.diff(offsets))
+        return range_numbers(self.sid_item_offsets)
 
     @cached_property
     def tags(self) -> list[str]:

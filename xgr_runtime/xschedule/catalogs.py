@@ -281,10 +281,12 @@ class CatalogStore:
         self._rows_of_slot[index] = [weakref.ref(rows) for rows in levels]
 
     def _retire(self, named: _Named, loaded: LoadedCatalog) -> None:
+        """Closed, not only forgotten: requests that have ended may hold it until the next one comes, for hours."""
         del named.versions[loaded.version]
         del self.by_slot[loaded.slot_index]
         self._rule_cache.drop(loaded.catalog)
         loaded.slot.catalog = None
+        loaded.catalog.close()
         named.free_slots.append((loaded.slot_index, loaded.slot))
 
     def _find(self, name: str, version: str) -> LoadedCatalog:

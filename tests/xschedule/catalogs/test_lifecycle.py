@@ -249,6 +249,23 @@ def test_retirement_frees(folder: Path, versions: Versions) -> None:
         assert rules.num_rule_sets <= 2
 
 
+def test_an_idle_engine_gives_the_memory_of_a_retired_version_back(
+    engine: Engine, versions: Versions
+) -> None:
+    """No further request has to come, and nobody who still holds an old answer or its request stands in the way."""
+    future = engine.submit_future(request_of("r", [], Search(), on_unknown="skip"))
+    future.result(TIMEOUT_S)
+    old = engine.catalogs.by_slot[0]
+    memory = weakref.ref(old.catalog.trie)
+    engine.activate_catalog("main", engine.load_catalog("main", versions.path(2)))
+    engine.retire_catalog("main", "v1")
+    gc.collect()
+    assert memory() is None
+    with pytest.raises(CatalogError, match=r"the catalogue .*1\.xgr is closed"):
+        _ = old.catalog.trie
+    assert_is_version(ask(engine), 2, versions)
+
+
 def test_explicit_retirement_makes_room(engine: Engine, versions: Versions) -> None:
     engine.load_catalog("main", versions.path(2))
     engine.retire_catalog("main", "v2")

@@ -1,0 +1,253 @@
+"""What loading a catalogue costs the requests beside it, and whether retired versions give their memory back.
+
+    python tools/bench_catalog_load.py --json
+
+One engine on the CPU serves a catalogue of a million items to one client that sends its next request when it has its
+answer. Beside it versions are loaded, activated and retired in turn. A second thread sleeps a millisecond at a time and
+notes how late it wakes: that is how long the interpreter's lock was held by somebody else. Latency and lateness of the
+moments with a load are compared with those of the idle moments between them, so both see the same machine. After each
+cycle the process's resident and anonymous memory and the bytes of the device slots are read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tools._bench.memory import memory_mib  # noqa: E402
+from tools._bench.random_model import Qwen3Shape, write_random_model  # noqa: E402
+from tools._bench.timing import (  # noqa: E402
+    add_output_arguments,
+    environment,
+    progress,
+    write_report,
+)
+from xgr_runtime import Engine, RecRequest, RuntimeConfig, Search  # noqa: E402
+from xgr_runtime.config import LimitsConfig, ModelConfig, SchedulerConfig  # noqa: E402
+from xgr_runtime.xbeam.catalog_build import build_catalog  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NUM_LEVELS = 3
+FIRST_TOKEN = 8
+NAME = "main"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured; a test makes it small."""
+
+    num_items: int = 1_000_000
+    num_codes: int = 8192
+    num_tags: int = 50
+    cycles: int = 6
+    idle_s: float = 4.0
+    hidden_size: int = 64
+
+
+@dataclass
+class Samples:
+    """Moments (seconds) and what was seen at them (milliseconds); written by one thread."""
+
+    at_s: list[float] = field(default_factory=list)
+    ms: list[float] = field(default_factory=list)
+
+    def add(self, start_s: float, value_ms: float) -> None:
+        self.at_s.append(start_s)
+        self.ms.append(value_ms)
+
+    def summary(self, is_inside: Sequence[bool] | np.ndarray[Any, Any]) -> dict[str, float]:
+        """Percentiles of the chosen samples."""
+        chosen = np.asarray(self.ms)[np.asarray(is_inside, bool)]
+        p50, p99, p999, most = np.percentile(chosen, [50, 99, 99.9, 100]).round(3).tolist()
+        return {"p50_ms": p50, "p99_ms": p99, "p999_ms": p999, "max_ms": most, "num": len(chosen)}
+
+
+def write_versions(folder: Path, sizes: Sizes, seed: int) -> list[Path]:
+    """Two versions with ids, keys, titles, weights and tags; other SIDs and ids in each."""
+    rng, n = np.random.default_rng(seed), sizes.num_items
+    paths = []
+    for number in (1, 2):
+        path = folder / f"v{number}.xgrc"
+        build_catalog(
+            path,
+            sids=rng.integers(0, sizes.num_codes, (n, NUM_LEVELS), np.int32),
+            item_ids=number * 10 * n + rng.permutation(n),
+            keys=[f"v{number}-{row:09d}" for row in range(n)],
+            titles=[f"Title of the item in row {row}" for row in range(n)],
+            weights=rng.random(n),
+            tags={
+                f"tag:{tag}": np.flatnonzero(rng.random(n) < 2 / sizes.num_tags)
+                for tag in range(sizes.num_tags)
+            },
+            num_codes=[sizes.num_codes] * NUM_LEVELS,
+            token_offsets=[FIRST_TOKEN + sizes.num_codes * level for level in range(NUM_LEVELS)],
+            version=f"v{number}",
+        )
+        paths.append(path)
+    return paths
+
+
+def make_engine(folder: Path, sizes: Sizes, catalog: Path, seed: int) -> Engine:
+    """An engine over a small random model, so that the catalogue's share of a request shows."""
+    shape = Qwen3Shape(
+        num_layers=2,
+        hidden_size=sizes.hidden_size,
+        intermediate_size=2 * sizes.hidden_size,
+        vocab_size=FIRST_TOKEN + NUM_LEVELS * sizes.num_codes,
+    )
+    config = RuntimeConfig(
+        device="cpu",
+        cpu_threads=1,
+        model=ModelConfig(path=str(write_random_model(folder / "model", shape, seed))),
+        catalogs={NAME: str(catalog)},
+        limits=LimitsConfig(max_prompt_tokens=256, max_beam_width=64),
+        scheduler=SchedulerConfig(
+            max_batch_histories=2, max_batch_tokens=512, max_batch_rows=128, max_wait_ms=0.0
+        ),
+    )
+    return Engine.from_config(config)
+
+
+def send_requests(engine: Engine, stop: threading.Event, samples: Samples, seed: int) -> None:
+    """One request after the other until `stop`."""
+    rng = np.random.default_rng(seed)
+    search = Search(beam_width=16, num_results=10)
+    while not stop.is_set():
+        tokens = rng.integers(0, FIRST_TOKEN, 24)
+        start = time.perf_counter()
+        (result,) = engine.recommend([RecRequest(prompt_token_ids=tokens, searches=(search,))])
+        samples.add(start, (time.perf_counter() - start) * 1e3)
+        assert result.results[0].num_items == search.num_results
+
+
+def note_lateness(stop: threading.Event, samples: Samples) -> None:
+    """How late a sleep of one millisecond ends."""
+    while not stop.is_set():
+        start = time.perf_counter()
+        time.sleep(1e-3)
+        samples.add(start, (time.perf_counter() - start) * 1e3 - 1.0)
+
+
+def state(engine: Engine) -> dict[str, float]:
+    """Memory of the process and of the slots, MiB; what is garbage is collected first."""
+    gc.collect()
+    named = engine.describe()["catalogs"][NAME]["versions"]
+    slots = sum(version["device_bytes"] for version in named.values())
+    return {**memory_mib(), "active_slots_mib": round(slots / 2**20, 1)}
+
+
+def run(sizes: Sizes, folder: Path, seed: int = 0) -> dict[str, Any]:
+    """The whole measurement."""
+    # In a process of its own: what building leaves behind in the heap must not hide what serving does.
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        paths = pool.submit(write_versions, folder, sizes, seed).result()
+    progress(f"two versions of {sizes.num_items} items, {paths[0].stat().st_size >> 20} MiB each")
+    requests, lateness, stop = Samples(), Samples(), threading.Event()
+    loads: list[tuple[float, float]] = []
+    with make_engine(folder, sizes, paths[0], seed) as engine:
+        threads = [
+            threading.Thread(target=send_requests, args=(engine, stop, requests, seed)),
+            threading.Thread(target=note_lateness, args=(stop, lateness)),
+        ]
+        for thread in threads:
+            thread.start()
+        states = [state(engine)]
+        try:
+            for cycle in range(sizes.cycles):
+                time.sleep(sizes.idle_s)
+                start = time.perf_counter()
+                version = engine.load_catalog(NAME, str(paths[(cycle + 1) % 2]))
+                loads.append((start, time.perf_counter()))
+                engine.activate_catalog(NAME, version)
+                retire(engine, f"v{1 + cycle % 2}")
+                states.append(state(engine))
+                progress(f"cycle {cycle + 1}: load {loads[-1][1] - start:.2f} s, {states[-1]}")
+            time.sleep(sizes.idle_s)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+    return report(sizes, seed, requests, lateness, loads, states)
+
+
+def retire(engine: Engine, version: str) -> None:
+    """As soon as no request is on it any more."""
+    while engine.describe()["catalogs"][NAME]["versions"][version]["num_pins"]:
+        time.sleep(1e-3)
+    engine.retire_catalog(NAME, version)
+
+
+def report(
+    sizes: Sizes,
+    seed: int,
+    requests: Samples,
+    lateness: Samples,
+    loads: Sequence[tuple[float, float]],
+    states: Sequence[dict[str, float]],
+) -> dict[str, Any]:
+    """Samples that overlap a load against all others but those of the first second."""
+    found: dict[str, Any] = {}
+    for name, samples in (("requests", requests), ("lateness", lateness)):
+        start = np.asarray(samples.at_s)
+        end = start + np.asarray(samples.ms) / 1e3
+        in_load = np.zeros(len(start), bool)
+        for first, last in loads:
+            in_load |= (end >= first) & (start <= last)
+        is_late = start > start[0] + min(1.0, sizes.idle_s / 2)
+        found[name] = {
+            "idle": samples.summary(~in_load & is_late),
+            "during_load": samples.summary(in_load),
+        }
+    seconds = sorted(last - first for first, last in loads)
+    growth = {
+        key: round(states[-1][key] - states[1][key], 1) for key in ("resident_mib", "anonymous_mib")
+    }
+    return {
+        "load_s": round(float(np.median(seconds)), 3),
+        "p99_idle_ms": found["requests"]["idle"]["p99_ms"],
+        "p99_during_load_ms": found["requests"]["during_load"]["p99_ms"],
+        "stall_max_during_load_ms": found["lateness"]["during_load"]["max_ms"],
+        "growth_after_second_cycle_mib": growth,
+        **found,
+        "states": list(states),
+        "sizes": vars(sizes),
+        "seed": seed,
+        "environment": environment(),
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--cycles", type=int, default=Sizes.cycles, help="at least 3")
+    parser.add_argument("--items", type=int, default=Sizes.num_items)
+    parser.add_argument("--idle-s", type=float, default=Sizes.idle_s, help="between two loads")
+    parser.add_argument("--seed", type=int, default=0)
+    add_output_arguments(parser)
+    args = parser.parse_args(arguments)
+    if args.cycles < 3:
+        parser.error(f"--cycles must be at least 3, got {args.cycles}")
+    with tempfile.TemporaryDirectory() as folder:
+        sizes = Sizes(num_items=args.items, cycles=args.cycles, idle_s=args.idle_s)
+        write_report(run(sizes, Path(folder), args.seed), args)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
