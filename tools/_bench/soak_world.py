@@ -88,14 +88,15 @@ def service(
     """The service's process and its address; killed at the end if it still runs."""
     command = [sys.executable, "-m", "tools._bench.soak_server"]
     arguments = [str(config), str(report), str(swap_every_s), *files]
-    process = subprocess.Popen([*command, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if LISTENING not in line:
-            raise RuntimeError(f"the service did not start: {line}")
-        yield process, line.partition(LISTENING)[2].strip()
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
+    with subprocess.Popen(
+        [*command, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if LISTENING not in line:
+                raise RuntimeError(f"the service did not start: {line}")
+            yield process, line.partition(LISTENING)[2].strip()
+        finally:
+            if process.poll() is None:
+                process.kill()

@@ -1,0 +1,237 @@
+"""The load generator against a stand-in service whose answers and times are known."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from tests.service.running import running, running_in_thread
+from tests.service.stand_in import StandInEngine
+from tools import load_gen
+from tools._bench.load import Arrivals, Tally, percentiles, run_closed, run_open
+from tools._bench.traffic import Traffic, TrafficOptions, read_histories
+from xgr_runtime.service.client import AsyncRecommendClient
+from xgr_runtime.types import RecRequest, Search
+
+if TYPE_CHECKING:
+    from array import array
+    from pathlib import Path
+
+    from tools._bench.traffic import Planned
+
+
+def requests_of(options: TrafficOptions, seed: int, count: int, **kinds: Any) -> list[Planned]:
+    traffic = Traffic(options, seed, **kinds)
+    return [traffic.next() for _ in range(count)]
+
+
+def ids_of(planned: Planned) -> list[int]:
+    history = planned.request.history_item_ids
+    assert history is not None
+    return [int(item) for item in history]
+
+
+def test_the_same_seed_sends_the_same_requests() -> None:
+    options = TrafficOptions(
+        tags=("a", "b"), rules_share=0.5, bad_share=0.2, cancel_share=0.3, num_users=20
+    )
+    one, two, other = (repr(requests_of(options, seed, 300)) for seed in (3, 3, 4))
+    assert one == two != other
+
+
+def test_shares_and_ranges() -> None:
+    options = TrafficOptions(
+        num_items=50,
+        max_length=7,
+        tags=("a", "b"),
+        rules_share=0.5,
+        bad_share=0.1,
+        cancel_share=0.2,
+    )
+    sent = requests_of(options, 0, 4000)
+    good = [planned for planned in sent if not planned.is_bad]
+    assert len(sent) - len(good) == pytest.approx(400, abs=80)
+    assert sum(p.cancel_after_s is not None for p in good) == pytest.approx(
+        0.2 * len(good), rel=0.15
+    )
+    assert {len(ids_of(p)) for p in good} == set(range(1, 8))
+    assert {i for p in good for i in ids_of(p)} == set(range(1, 51))
+    plain = sum(p.request.searches[0] is options.search for p in good)
+    assert plain == pytest.approx(0.5 * len(good), rel=0.1)
+    assert len({p.request.request_id for p in sent}) == len(sent)
+
+
+def test_users_return_with_histories_that_have_grown_by_one_to_three() -> None:
+    recorded = [np.arange(first, first + 30) for first in (100, 200, 300)]
+    last: dict[int, int] = {}
+    growths = []
+    for planned in requests_of(TrafficOptions(num_users=3), 1, 500, histories=recorded):
+        ids = ids_of(planned)
+        assert ids == list(range(ids[0], ids[0] + len(ids)))
+        before = last.get(ids[0], 0)
+        if len(ids) > before and before:
+            growths.append(len(ids) - before)
+        last[ids[0]] = len(ids)
+    assert len(growths) > 300
+
+
+def test_histories_are_read_from_both_forms(tmp_path: Path) -> None:
+    file = tmp_path / "histories.jsonl"
+    file.write_text('[1, 2]\n\n{"request_id": "x", "history_item_ids": [3]}\n')
+    assert [history.tolist() for history in read_histories(file)] == [[1, 2], [3]]
+    for text, named in (
+        ("", "no line"),
+        ("[]\n", "line 1"),
+        ("[1]\nnonsense\n", "line 2"),
+        ('{"history_keys": ["a"]}\n', "line 1"),
+        ('["a"]\n', "line 1"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=named):
+            read_histories(file)
+
+
+def test_percentiles_and_goodput() -> None:
+    tally = Tally(skip=2)
+    for ms in (9e9, 9e9, *range(1, 101)):
+        tally.add("OK", float(ms))
+    tally.add("UNAVAILABLE", 5.0)
+    tally.end_s = tally.start_s + 10
+    report = tally.report(slo_ms=50)
+    assert report["latency_ms"] == {"p50": 50.5, "p90": 90.1, "p99": 99.01, "max": 100.0}
+    assert report["statuses"] == {"OK": 100, "UNAVAILABLE": 1}
+    assert (report["answers_per_s"], report["goodput_per_s"]) == (10.0, 5.0)
+    nothing: array[float] = Tally().latencies
+    assert percentiles(nothing) is None
+
+
+class Fixed(Traffic):
+    """Always the same request, for a stand-in that answers after `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(TrafficOptions(search=Search(catalog=f"wait:{seconds}")), 0)
+
+
+def test_an_open_loop_counts_from_when_a_request_was_due() -> None:
+    """200 a second at a service of 50 ms: many are in flight at once, and the cap on them is counted, not waited for."""
+
+    async def main(max_in_flight: int) -> Tally:
+        tally = Tally()
+        async with running(StandInEngine()) as (_, target), AsyncRecommendClient(target) as client:
+            arrivals = Arrivals(200.0, max_in_flight, seed=0)
+            now = asyncio.get_running_loop().time()
+            await run_open(client, Fixed(0.05), tally, arrivals, now + 60, max_requests=200)
+        return tally
+
+    tally = asyncio.run(main(1000))
+    report = tally.report(slo_ms=1e6)
+    assert report["statuses"] == {"OK": 200}
+    assert min(tally.latencies) >= 50
+    assert 0.5 < report["seconds"] < 3, "about one second at 200 a second"
+    capped = asyncio.run(main(2)).report(slo_ms=1e6)["statuses"]
+    assert capped["OK"] + capped["NOT_SENT"] == 200
+    assert capped["NOT_SENT"] > 50
+
+
+def test_a_closed_loop_keeps_its_callers_busy() -> None:
+    async def main() -> Tally:
+        tally = Tally()
+        async with running(StandInEngine()) as (_, target), AsyncRecommendClient(target) as client:
+            now = asyncio.get_running_loop().time()
+            await run_closed(client, Fixed(0.05), tally, 10, now + 60, max_requests=60)
+        return tally
+
+    tally = asyncio.run(main())
+    assert tally.report(slo_ms=1e6)["statuses"] == {"OK": 60}
+    assert min(tally.latencies) >= 50
+    assert max(tally.lags) < 50
+
+
+def test_callers_that_give_up_and_contradictions_are_counted() -> None:
+    """The stand-in answers whatever it gets, so every bad request is an answer that should not be."""
+    options = TrafficOptions(
+        search=Search(catalog="wait:5"), cancel_share=1.0, cancel_after_s=0.01, bad_share=0.0
+    )
+    bad = TrafficOptions(bad_share=1.0)
+
+    async def main(options: TrafficOptions) -> Tally:
+        tally = Tally()
+        async with running(StandInEngine()) as (_, target), AsyncRecommendClient(target) as client:
+            now = asyncio.get_running_loop().time()
+            await run_closed(client, Traffic(options, 0), tally, 4, now + 60, max_requests=20)
+        return tally
+
+    assert asyncio.run(main(options)).statuses == {"CANCELLED": 20}
+    contradicted = asyncio.run(main(bad))
+    assert contradicted.num_improper == contradicted.statuses["OK"] > 0
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    histories = tmp_path / "histories.jsonl"
+    histories.write_text("[1, 2, 3]\n")
+    with running_in_thread(StandInEngine()) as target:
+        common = ["--target", target, "--requests", "40", "--warmup", "10", "--json"]
+        assert load_gen.main([*common, "--rate", "400", "--histories", str(histories)]) == 0
+        opened = json.loads(capsys.readouterr().out)
+        assert load_gen.main([*common, "--concurrency", "4", "--num-items", "9"]) == 0
+        closed = json.loads(capsys.readouterr().out)
+    assert (opened["loop"], opened["rate_per_s"]) == ("open", 400)
+    assert (closed["loop"], closed["concurrency"]) == ("closed", 4)
+    for report in (opened, closed):
+        assert report["statuses"] == {"OK": 30}
+        assert list(report["latency_ms"]) == ["p50", "p90", "p99", "max"]
+        assert report["goodput_per_s"] <= report["answers_per_s"]
+
+
+def test_a_service_that_is_away_is_a_status(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--target", "127.0.0.1:1", "--concurrency", "2", "--requests", "4", "--json"]
+    assert load_gen.main(arguments) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["statuses"] == {"UNAVAILABLE": 4}
+    assert (report["latency_ms"], report["answers_per_s"]) == (None, 0)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--rate", "0"],
+        ["--concurrency", "0"],
+        ["--rate", "5", "--concurrency", "5"],
+        ["--rate", "5", "--bad-share", "1.5"],
+        ["--rate", "5", "--histories", "/nowhere.jsonl"],
+        ["--rate", "5", "--target", "\n"],
+    ],
+)
+def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        load_gen.main(arguments)
+    assert caught.value.code == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_requests_carry_the_search_that_was_asked_for() -> None:
+    args = load_gen.make_parser().parse_args(
+        [
+            "--rate",
+            "1",
+            "--beam-width",
+            "7",
+            "--num-results",
+            "3",
+            "--tags",
+            "a,b",
+            "--catalog",
+            "c",
+        ]
+    )
+    options = load_gen.traffic_options(args)
+    assert options.search == Search(catalog="c", beam_width=7, num_results=3)
+    assert options.tags == ("a", "b")
+    (planned,) = requests_of(options, 0, 1)
+    assert isinstance(planned.request, RecRequest)
+    assert planned.request.searches == (options.search,)

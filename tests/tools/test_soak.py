@@ -1,0 +1,108 @@
+"""The soak's arithmetic on known series, its verdicts, and a short run of the tool itself."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from tools import soak
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def memory_of(mib: list[float], done_per_sample: int = 100) -> soak.Memory:
+    return soak.Memory([(10.0 + i, value, i * done_per_sample) for i, value in enumerate(mib)])
+
+
+def test_a_straight_line_is_its_rise_over_its_mean() -> None:
+    """100 MiB that grow by 0.1 MiB a second over 100 s: 10 of a mean of 105."""
+    growth = memory_of([100 + 0.1 * i for i in range(101)]).growth(warmup=0)
+    assert growth["growth_percent"] == pytest.approx(100 * 10 / 105, abs=1e-3)
+    assert growth["slope_mib_per_hour"] == pytest.approx(360)
+    assert growth["rss_mib_peak"] == 110
+
+
+def test_the_warm_up_does_not_count() -> None:
+    series = [50.0 + 5 * i for i in range(20)] + [150.0] * 80
+    assert memory_of(series).growth(warmup=2000)["growth_percent"] == pytest.approx(0)
+    assert memory_of(series).growth(warmup=0)["growth_percent"] > 30
+
+
+def test_noise_around_a_constant_is_no_growth() -> None:
+    rng = np.random.default_rng(0)
+    series = (300 + rng.normal(0, 2, 1200)).tolist()
+    assert abs(memory_of(series).growth(warmup=2000)["growth_percent"]) < 0.5
+
+
+def test_too_few_samples_tell_nothing() -> None:
+    growth = memory_of([1.0] * 30).growth(warmup=10**6)
+    assert (growth["growth_percent"], growth["num_samples_after_warmup"]) == (None, 0)
+
+
+def good_report() -> dict[str, Any]:
+    catalogs = {"movies": {"versions": {"v0": {"num_pins": 0}}}}
+    service = {"is_at_rest": True, "num_pages_in_use": 0, "engine": {"catalogs": catalogs}}
+    return {
+        "growth_percent": 1.0,
+        "num_improper": 0,
+        "during_stop": {"OK": 3, "UNAVAILABLE": 9},
+        "exit_code": 0,
+        "service": service,
+    }
+
+
+def test_a_good_run_has_no_failures() -> None:
+    assert soak.failures_of(good_report(), 2.0) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "named"),
+    [
+        (("growth_percent",), 2.1, "memory grew"),
+        (("growth_percent",), None, "too few samples"),
+        (("num_improper",), 1, "contradict"),
+        (("during_stop",), {"INTERNAL": 1}, "at the stop"),
+        (("exit_code",), 1, "exit code 1"),
+        (("service",), None, "exit code"),
+        (("service", "is_at_rest"), False, "rest"),
+        (("service", "num_pages_in_use"), 2, "2 pages"),
+        (("service", "engine", "catalogs", "movies", "versions", "v0", "num_pins"), 1, "pins"),
+    ],
+)
+def test_each_fault_is_named(path: tuple[str, ...], value: object, named: str) -> None:
+    report = good_report()
+    place: Any = report
+    for name in path[:-1]:
+        place = place[name]
+    place[path[-1]] = value
+    (failure,) = soak.failures_of(report, 2.0)
+    assert named in failure
+
+
+@pytest.mark.e2e
+def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Too short to tell growth (so any is allowed): traffic of every kind, swaps, a stop under load, nothing left over."""
+    out = tmp_path / "report.json"
+    arguments = ["--minutes", "0.08", "--warmup", "100", "--swap-every-s", "0.7"]
+    assert soak.main([*arguments, "--limit-percent", "1000", "--json", "--out", str(out)]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report == json.loads(out.read_text())
+    assert report["failures"] == []
+    assert report["exit_code"] == 0
+    assert {"OK", "CANCELLED", "INVALID_ARGUMENT"} <= set(report["statuses"])
+    assert set(report["statuses"]) <= {"OK", "CANCELLED", "INVALID_ARGUMENT", "NOT_FOUND"}
+    assert report["service"]["num_swaps"] >= 2
+    assert report["service"]["end"] == "DRAINED"
+    assert "UNAVAILABLE" in report["during_stop"]
+    assert report["num_samples_after_warmup"] >= 3
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_three_minutes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert soak.main(["--minutes", "3", "--limit-percent", "3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["service"]["num_swaps"] > 5
