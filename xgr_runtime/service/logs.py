@@ -24,10 +24,10 @@ FIELDS = ("request_id", "request_ids", "status", "duration_ms")
 
 
 def configure_logging(config: ServiceConfig, stream: TextIO | None = None) -> None:
-    """Log to `stream` (standard error) as the configuration says, in place of whatever handlers there were."""
+    """Log to `stream` (standard error) as the configuration says, unless the process has set up logging already."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if config.log_format == "json" else TextFormatter())
-    logging.basicConfig(level=config.log_level.upper(), handlers=[handler], force=True)
+    logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
 
 
 class TextFormatter(logging.Formatter):
