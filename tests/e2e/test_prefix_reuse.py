@@ -134,7 +134,7 @@ def judge(
 
 def swap(sides: Sides, version: str) -> None:
     for side in (sides.cached, sides.plain):
-        loaded = side.engine.catalogs.describe()["main"]["versions"]
+        loaded = side.engine.describe()["catalogs"]["main"]["versions"]
         if version not in loaded:
             side.engine.load_catalog("main", str(sides.files[version]))
         side.engine.activate_catalog("main", version)

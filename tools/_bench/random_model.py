@@ -56,8 +56,8 @@ def write_random_model(folder: Path, shape: Qwen3Shape, seed: int = 0) -> Path:
     generator = torch.Generator().manual_seed(seed)
 
     def matrix(num_out: int, num_in: int) -> torch.Tensor:
-        weights = torch.randn((num_out, num_in), generator=generator)
-        return weights * (1.5 / num_in) ** 0.5
+        scale: float = (1.5 / num_in) ** 0.5
+        return torch.randn((num_out, num_in), generator=generator).mul_(scale)
 
     hidden, dim = shape.hidden_size, shape.head_dim
     tensors = {
