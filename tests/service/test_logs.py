@@ -10,11 +10,15 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.service.running import running_in_thread
+from tests.service.stand_in import StandInEngine
 from xgr_runtime.config import ServiceConfig
+from xgr_runtime.service.client import RecommendClient
 from xgr_runtime.service.logs import (
     FIELDS,
     INDENT,
@@ -26,6 +30,8 @@ from xgr_runtime.service.logs import (
     TextFormatter,
     configure_logging,
 )
+from xgr_runtime.service.rpc_errors import ServiceError
+from xgr_runtime.types import RecRequest, Search
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -143,6 +149,27 @@ def test_format_and_level(log_format: Literal["text", "json"]) -> None:
         assert second["message"] == "once"
     else:
         assert lines[0].endswith(" WARNING xgr_runtime.a: shown 5")
+
+
+@pytest.mark.parametrize("name", ["ZeroDivisionError", "OpUnavailable"])
+def test_a_failed_call_is_an_exception_under_its_id(
+    caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """What the client must not see is in the log, under the id that the client has."""
+    ids = np.array([1], np.int64)
+    with (
+        running_in_thread(StandInEngine()) as target,
+        RecommendClient(target) as client,
+        pytest.raises(ServiceError, match="INTERNAL"),
+    ):
+        client.recommend(
+            RecRequest("r1", history_item_ids=ids, searches=(Search(catalog=f"raise:{name}"),))
+        )
+    (made,) = [one for one in caplog.records if one.levelname == "ERROR"]
+    entry = json.loads(JsonFormatter().format(made))
+    assert (entry["request_id"], entry["level"]) == ("r1", "error")
+    assert entry["exception"]["type"] == name
+    assert "secret detail" in entry["exception"]["message"]
 
 
 def test_importing_configures_nothing() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.service.running import running
 from tests.service.scrape import by_label, free_port, get, parse, value
-from tests.service.world import World, make_world
+from tests.service.world import TOKENS, World, make_world
 from tests.xschedule.running import Gate
 from xgr_runtime import Engine, RuntimeConfig
 from xgr_runtime.service._pb.xgr.v1 import recommend_pb2_grpc
@@ -24,9 +24,11 @@ from xgr_runtime.service.metric_table import TABLE
 from xgr_runtime.service.translate import request_to_proto
 from xgr_runtime.service.translate_result import result_from_proto
 from xgr_runtime.types import RecRequest, RecResult, Rules, Search
+from xgr_runtime.xbeam.catalog_build import build_catalog_from_jsonl
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.service.scrape import Samples
 
@@ -282,6 +284,51 @@ def test_series_do_not_grow_with_what_callers_choose(world: World, engine: Engin
                 )
                 await traffic.send(i, search)
             assert set(await scrape(engine)) == before
+
+    asyncio.run(main())
+
+
+def test_a_swap_changes_the_version_and_starts_its_age(
+    world: World, engine: Engine, tmp_path: Path
+) -> None:
+    """One series a catalogue of the configuration; a catalogue loaded beside them is "other"."""
+    items = world.config.parent / "items.jsonl"
+    for version in ("second", "third"):
+        build_catalog_from_jsonl(
+            tmp_path / f"{version}.xgrc", items, token_of=TOKENS, version=version
+        )
+
+    def versions(samples: Samples) -> list[tuple[str, str]]:
+        labels = [dict(labels) for name, labels in samples if name == "xgr_catalog_info"]
+        return [(found["catalog"], found["version"]) for found in labels]
+
+    async def main() -> None:
+        async with (
+            running(engine, engine.config) as (_, target),
+            grpc.aio.insecure_channel(target) as channel,
+        ):
+            traffic = Traffic(world, channel)
+            before = await scrape(engine)
+            (first,) = engine.describe()["catalogs"]["items"]["versions"]
+            assert versions(before) == [("items", first)]
+            engine.load_catalog("items", str(tmp_path / "second.xgrc"))
+            loaded = await scrape(engine)
+            assert versions(loaded) == [("items", first)]
+            assert value(loaded, "xgr_catalog_versions", catalog="items") == 2
+            engine.activate_catalog("items", "second")
+            engine.load_catalog("beside", str(tmp_path / "third.xgrc"))
+            engine.activate_catalog("beside", "third")
+            after = await scrape(engine)
+            assert versions(after) == [("items", "second")]
+            ages = [value(s, "xgr_catalog_age_seconds", catalog="items") for s in (loaded, after)]
+            assert ages[1] < ages[0]
+            assert set(before) - set(after) == {
+                ("xgr_catalog_info", frozenset({("catalog", "items"), ("version", first)}))
+            }
+            assert await traffic.send(0, dataclasses.replace(SEARCHES[0], catalog="beside")) == "OK"
+            samples = await scrape(engine)
+            assert value(samples, "xgr_searches_total", catalog="other", result="full") == 1
+            assert value(samples, "xgr_searches_total", catalog="items", result="full") == 0
 
     asyncio.run(main())
 

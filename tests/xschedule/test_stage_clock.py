@@ -132,6 +132,10 @@ def test_stages_are_disjoint_and_within_the_batch(
         assert sum(parts) <= wall_s
         for whole, part in zip(rounds, selects, strict=True):
             assert 0 < part < whole
+    # A graph that is replayed times itself anew.
+    assert len({output.times.prefill_s for output in outputs}) > 1
+    by_round = zip(*(output.times.rounds_s[0] for output in outputs), strict=True)
+    assert all(len(set(seconds)) > 1 for seconds in by_round)
 
 
 def test_a_batch_that_failed_leaves_no_times_behind() -> None:

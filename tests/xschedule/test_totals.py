@@ -103,13 +103,17 @@ def test_sizes_and_waits_of_batches(engine: Engine, oracle: Oracle) -> None:
     assert found.prefill_s.sum == pytest.approx(sum(seconds))
 
 
-def test_a_failed_batch_is_counted_apart(engine: Engine, oracle: Oracle) -> None:
+def test_a_failed_batch_is_counted_apart(
+    engine: Engine, oracle: Oracle, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(batch: object) -> None:
         raise ZeroDivisionError
 
     engine.worker.run = fail  # type: ignore[method-assign, assignment]
     with pytest.raises(ZeroDivisionError):
         engine.recommend([request_of("one", history(oracle))])
+    (record,) = caplog.records
+    assert record.__dict__["request_ids"] == ("one",)
     totals = engine.stats().totals
     assert (totals.num_batches, totals.num_failed_batches) == (0, 1)
     assert totals.histograms.queue_s.num_values == totals.histograms.batch_s.num_values == 1
