@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import numpy as np
 import pytest
 
-from tests.service.process import serving
+from tests.service.process import serving, start
 from tests.service.scrape import by_label, free_port, get, parse
 from tests.service.world import make_world
 from xgr_runtime.errors import XgrError
@@ -94,3 +95,17 @@ def check_objects(entries: list[dict[str, Any]]) -> None:
     others = [entry for entry in entries if entry not in calls]
     assert not any("request_id" in entry for entry in others)
     assert any("metrics at http://" in entry["message"] for entry in others)
+
+
+def test_a_metrics_port_in_use_ends_the_command_in_one_line(tmp_path: Path) -> None:
+    world = make_world(tmp_path)
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen(1)
+        port = holder.getsockname()[1]
+        command = ["-m", "xgr_runtime.cli", "serve", "--config", str(world.config)]
+        process = start([*command, "--log-level", "error", "--set", f"service.metrics_port={port}"])
+        output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output) == (2, "")
+    assert errors.startswith(f"xgr: ConfigError: cannot serve metrics on 127.0.0.1:{port}: ")
+    assert errors.count("\n") == 1

@@ -247,6 +247,8 @@ def test_calls_by_status_and_cause() -> None:
     assert by_label(samples, "xgr_requests_total", "code") == codes
     assert by_label(samples, "xgr_failed_requests_total", "cause") == causes
     assert set(causes) == set(CAUSES)
+    told = BY_NAME["xgr_failed_requests_total"].meaning
+    assert [cause for cause in CAUSES if cause not in told] == []
     assert value(samples, "xgr_in_flight_requests") == 1
     assert value(samples, "xgr_request_duration_seconds_count") == 2
     assert value(samples, "xgr_request_duration_seconds_sum") == pytest.approx(0.4)
