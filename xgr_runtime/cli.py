@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import xgr_runtime
 from xgr_runtime import config_cli, doctor_cli, shipped_cli
 from xgr_runtime.errors import XgrError, printable
-from xgr_runtime.service import metrics_cli, service_cli
+from xgr_runtime.service import catalog_admin_cli, metrics_cli, service_cli
 from xgr_runtime.xbeam import catalog_cli
 
 EXIT_USAGE, EXIT_SYSTEM = 2, 5
@@ -48,7 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     service_cli.add_serve_parser(subparsers)
     service_cli.add_client_parser(subparsers)
-    catalog_cli.add_parser(subparsers)
+    catalog_admin_cli.add_commands(catalog_cli.add_parser(subparsers))
     config_cli.add_parser(subparsers)
     metrics_cli.add_parser(subparsers)
     doctor_cli.add_parser(subparsers)

@@ -136,6 +136,8 @@ class ServiceConfig:
 
     metrics_port: of GET /metrics over HTTP, 0 = off. reflection: describe the services to tools such as grpcurl.
     log_requests: one line per request at level info.
+
+    allow_catalog_admin: offer xgr.v1.CatalogService, which loads files below catalog_folder, to whoever reaches the port.
     """
 
     host: str = "127.0.0.1"
@@ -151,6 +153,8 @@ class ServiceConfig:
     log_format: Literal["text", "json"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_requests: bool = True
+    allow_catalog_admin: bool = False
+    catalog_folder: str = ""
 
 
 @dataclass(frozen=True)
@@ -232,7 +236,11 @@ def _dotted(keys: Sequence[str]) -> str:
 
 
 def _resolve_paths(tree: dict[str, Any], folder: Path) -> None:
-    model, catalogs = tree.get("model"), tree.get("catalogs")
+    model, catalogs, service = tree.get("model"), tree.get("catalogs"), tree.get("service")
+    if isinstance(service, dict):
+        path = service.get("catalog_folder")
+        if isinstance(path, str) and path:
+            service["catalog_folder"] = str(folder / path)
     if isinstance(model, dict) and isinstance(model.get("path"), str) and model["path"]:
         model["path"] = str(folder / model["path"])
     if isinstance(catalogs, dict):

@@ -94,6 +94,10 @@ def check_config(config: "RuntimeConfig") -> None:
     _check_pages(config)
     _check_tokens(config)
     _check_texts(config)
+    if config.service.allow_catalog_admin and not config.service.catalog_folder:
+        raise ConfigError(
+            "service.allow_catalog_admin needs service.catalog_folder, the folder whose files may be loaded"
+        )
     if config.default_catalog and config.default_catalog not in config.catalogs:
         known = ", ".join(sorted(config.catalogs)) or "none"
         raise ConfigError(
@@ -125,6 +129,7 @@ def _check_texts(config: "RuntimeConfig") -> None:
     for name in NAMES:
         _check_text(name, _get(config, name), str.encode)
     _check_text("model.path", config.model.path, os.fsencode)
+    _check_text("service.catalog_folder", config.service.catalog_folder, os.fsencode)
     for name, path in config.catalogs.items():
         _check_text("a name in catalogs", name, str.encode)
         _check_text(f"catalogs.{name}", path, os.fsencode)

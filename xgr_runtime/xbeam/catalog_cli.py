@@ -22,12 +22,16 @@ _ITEM_HELP = (
 _MAX_DIGITS = 10
 
 
-def add_parser(subparsers: Any) -> None:
-    """Adds the `catalog` command to the `xgr` parser; every sub-command sets `handler` (args -> exit code)."""
-    catalog = subparsers.add_parser("catalog", help="build, inspect and verify catalogue files")
-    commands = catalog.add_subparsers(
-        dest="catalog_command", required=True, metavar="build|info|verify"
+def add_parser(subparsers: Any) -> Any:
+    """Adds the `catalog` command to the `xgr` parser; every sub-command sets `handler` (args -> exit code).
+
+    Returns the sub-commands, to which others may add theirs.
+    """
+    catalog = subparsers.add_parser(
+        "catalog",
+        help="build, inspect and verify catalogue files, load them into a running service",
     )
+    commands = catalog.add_subparsers(dest="catalog_command", required=True, metavar="COMMAND")
 
     build = commands.add_parser("build", help="compile items into one catalogue file")
     build.add_argument("items", help=_ITEM_HELP)
@@ -81,6 +85,7 @@ def add_parser(subparsers: Any) -> None:
     )
     verify.add_argument("path", help="a catalogue file")
     verify.set_defaults(handler=run_verify)
+    return commands
 
 
 def _whole_numbers(text: str) -> list[int]:

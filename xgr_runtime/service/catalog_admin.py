@@ -1,0 +1,262 @@
+"""xgr.v1.CatalogService: what an operator does to the catalogues of a running service.
+
+Off unless the configuration allows it, because nobody is asked who they are. Files are named relative to one folder and must
+really lie in it, links followed: the port must not read the rest of the machine. Only configured names can be loaded, so the
+slots' memory stays within the configuration.
+
+Loads take as long as their file; they run one after the other on a thread of their own, so neither the server's loop nor a
+request waits for them. A call that is given up does not end its load, which cannot be stopped half-way.
+"""
+
+import asyncio
+import logging
+import os
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeAlias
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from xgr_runtime.config import RuntimeConfig
+from xgr_runtime.errors import (
+    CatalogError,
+    CheckpointError,
+    DeviceError,
+    InvalidRequest,
+    NotFound,
+    XgrError,
+    printable,
+    shown,
+)
+from xgr_runtime.service._pb.xgr.v1 import catalog_pb2 as pb
+from xgr_runtime.service.rpc_errors import (
+    DETAILS_KEY,
+    MAX_MESSAGE_BYTES,
+    REQUEST_ID_KEY,
+    RpcFailure,
+    failure_from_error,
+)
+
+SERVICE_NAME = "xgr.v1.CatalogService"
+SHUTTING_DOWN = RpcFailure(grpc.StatusCode.UNAVAILABLE, "the server is shutting down")
+MAX_NAME_LENGTH = 256
+MAX_PATH_LENGTH = 4096
+logger = logging.getLogger(__name__)
+_CODES = (
+    (CatalogError, grpc.StatusCode.FAILED_PRECONDITION),
+    (CheckpointError, grpc.StatusCode.FAILED_PRECONDITION),
+    (DeviceError, grpc.StatusCode.RESOURCE_EXHAUSTED),
+)
+# grpc and protobuf's messages have no common type here.
+Message: TypeAlias = Any
+Handler: TypeAlias = Callable[[Message], Awaitable[Message]]
+
+
+class CatalogEngine(Protocol):
+    """The part of the Engine that administration uses; all of it may be called from any thread."""
+
+    def load_catalog(self, name: str, path: str) -> str: ...
+
+    def activate_catalog(self, name: str, version: str) -> None: ...
+
+    def retire_catalog(self, name: str, version: str) -> None: ...
+
+    def describe(self) -> dict[str, Any]: ...
+
+
+class CatalogServicer:
+    """Answers the calls of CatalogService on an engine."""
+
+    def __init__(self, engine: CatalogEngine, config: RuntimeConfig) -> None:
+        self._engine = engine
+        self._names = tuple(config.catalogs)
+        self._folder = os.path.realpath(config.service.catalog_folder)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="xgr-catalog-load")
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._ending = asyncio.Event()
+
+    def add_to_server(self, server: Any) -> None:
+        """Register the service with a grpc.aio server; bytes that are no message reach the servicer."""
+        methods: dict[str, tuple[type[Message], Handler]] = {
+            "LoadCatalog": (pb.LoadCatalogRequest, self._load),
+            "ActivateCatalog": (pb.ActivateCatalogRequest, self._activate),
+            "RetireCatalog": (pb.RetireCatalogRequest, self._retire),
+            "ListCatalogs": (pb.ListCatalogsRequest, self._list),
+        }
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(
+                self._call(name, *method), response_serializer=_serialize
+            )
+            for name, method in methods.items()
+        }
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),)
+        )
+
+    def end_calls(self) -> None:
+        """Answer every call UNAVAILABLE, now and from now on. A load that runs goes on until it is done."""
+        self._ending.set()
+        for task in self._tasks:
+            task.cancel()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _call(
+        self, method: str, kind: type[Message], handler: Handler
+    ) -> Callable[[bytes, Any], Awaitable[Message]]:
+        """The gRPC handler around one of the methods below: parse, run, log, name the failure."""
+
+        async def call(data: bytes, context: Any) -> Message:
+            request_id = uuid.uuid4().hex
+            trailing: tuple[tuple[str, str | bytes], ...] = ((REQUEST_ID_KEY, request_id),)
+            context.set_trailing_metadata(trailing)
+            outcome = await self._outcome(kind, data, handler, request_id)
+            if not isinstance(outcome, RpcFailure):
+                logger.info("%s %s OK: %s", method, request_id, _one_line(outcome))
+                return outcome
+            logger.warning("%s %s %s: %s", method, request_id, outcome.code.name, outcome.message)
+            if outcome.details:
+                trailing = (*trailing, (DETAILS_KEY, outcome.details))
+            await context.abort(outcome.code, outcome.message, trailing)
+            raise AssertionError("abort returned")
+
+        return call
+
+    async def _outcome(
+        self, kind: type[Message], data: bytes, handler: Handler, request_id: str
+    ) -> Message | RpcFailure:
+        if self._ending.is_set():
+            return SHUTTING_DOWN
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            return await handler(_parse(kind, data))
+        except asyncio.CancelledError:
+            if not self._ending.is_set():
+                raise
+            return SHUTTING_DOWN
+        except (XgrError, MemoryError) as error:
+            return _failure(error, request_id)
+        # The border of the process, as for Recommend: the log gets what a client must not see.
+        except Exception:
+            logger.exception("request %s failed", request_id)
+            return _internal(request_id)
+        finally:
+            self._tasks.discard(task)
+
+    async def _load(self, request: pb.LoadCatalogRequest) -> pb.LoadCatalogResponse:
+        path = self._path_of(request.name, request.path)
+
+        def load() -> str:
+            version = self._engine.load_catalog(request.name, path)
+            if request.activate:
+                self._engine.activate_catalog(request.name, version)
+            return version
+
+        loop = asyncio.get_running_loop()
+        return pb.LoadCatalogResponse(version=await loop.run_in_executor(self._pool, load))
+
+    async def _activate(self, request: pb.ActivateCatalogRequest) -> pb.ActivateCatalogResponse:
+        _check_named(request.name, request.version)
+        before = self._catalogs().get(request.name, {}).get("active", "")
+        self._engine.activate_catalog(request.name, request.version)
+        return pb.ActivateCatalogResponse(previous_version=before)
+
+    async def _retire(self, request: pb.RetireCatalogRequest) -> pb.RetireCatalogResponse:
+        _check_named(request.name, request.version)
+        self._engine.retire_catalog(request.name, request.version)
+        return pb.RetireCatalogResponse()
+
+    async def _list(self, _request: pb.ListCatalogsRequest) -> pb.ListCatalogsResponse:
+        return pb.ListCatalogsResponse(
+            catalogs=[
+                pb.CatalogState(
+                    name=name,
+                    active_version=named["active"],
+                    versions=[
+                        pb.CatalogVersionState(
+                            version=version,
+                            num_items=facts["num_items"],
+                            num_sids=facts["num_sids"],
+                            num_in_use=facts["num_pins"],
+                            device_bytes=facts["device_bytes"],
+                        )
+                        for version, facts in named["versions"].items()
+                    ],
+                )
+                for name, named in sorted(self._catalogs().items())
+            ]
+        )
+
+    def _catalogs(self) -> Mapping[str, Any]:
+        catalogs: Mapping[str, Any] = self._engine.describe()["catalogs"]
+        return catalogs
+
+    def _path_of(self, name: str, path: str) -> str:
+        """The file a load may read. Raises InvalidRequest, NotFound."""
+        found = _name_faults(name)
+        if not 1 <= len(path) <= MAX_PATH_LENGTH or not path.isprintable():
+            found.append(("path", f"1 to {MAX_PATH_LENGTH} printable characters expected"))
+        if found:
+            raise InvalidRequest(found)
+        if name not in self._names:
+            raise NotFound(
+                f"catalogue {shown(name)} is not configured; configured: {', '.join(self._names) or 'none'}"
+            )
+        real = os.path.realpath(os.path.join(self._folder, path))
+        if os.path.isabs(path) or os.path.commonpath([self._folder, real]) != self._folder:
+            raise InvalidRequest(
+                [("path", f"must lie in the server's service.catalog_folder, got {shown(path)}")]
+            )
+        return real
+
+
+def _serialize(message: Message) -> bytes:
+    return bytes(message.SerializeToString())
+
+
+def _parse(kind: type[Message], data: bytes) -> Message:
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise InvalidRequest(
+            [("request", f"is not an {kind.DESCRIPTOR.full_name} message")]
+        ) from error
+
+
+def _name_faults(name: str) -> list[tuple[str, str]]:
+    if 1 <= len(name) <= MAX_NAME_LENGTH:
+        return []
+    return [("name", f"1 to {MAX_NAME_LENGTH} characters expected, got {len(name)}")]
+
+
+def _check_named(name: str, version: str) -> None:
+    found = _name_faults(name)
+    if not 1 <= len(version) <= MAX_NAME_LENGTH:
+        found.append(("version", f"1 to {MAX_NAME_LENGTH} characters expected, got {len(version)}"))
+    if found:
+        raise InvalidRequest(found)
+
+
+def _failure(error: XgrError | MemoryError, request_id: str) -> RpcFailure:
+    if isinstance(error, MemoryError):
+        return RpcFailure(grpc.StatusCode.RESOURCE_EXHAUSTED, "the host has no memory for it")
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return RpcFailure(code, printable(str(error), MAX_MESSAGE_BYTES // 4))
+    failure = failure_from_error(error)
+    if failure is None:
+        logger.error("request %s failed", request_id, exc_info=error)
+    return failure or _internal(request_id)
+
+
+def _internal(request_id: str) -> RpcFailure:
+    return RpcFailure(
+        grpc.StatusCode.INTERNAL, f"internal error; the server's log has it under {request_id}"
+    )
+
+
+def _one_line(message: Message) -> str:
+    return " ".join(str(message).split())[:200]
