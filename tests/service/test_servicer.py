@@ -130,7 +130,7 @@ def test_a_request_id_that_cannot_be_echoed_is_refused(request_id: str) -> None:
         assert violations(error) == [
             (
                 "request_id",
-                "must be at most 128 printable ASCII characters without spaces, "
+                "must be at most limits.max_request_id_length = 128 printable ASCII characters without spaces, "
                 f"got {len(request_id)} characters",
             )
         ]

@@ -13,11 +13,13 @@ import logging
 import signal
 import socket
 from collections.abc import Callable
-
-import grpc
+from typing import cast
 
 from xgr_runtime.config import RuntimeConfig
 from xgr_runtime.errors import ConfigError, printable
+from xgr_runtime.service.catalog_admin import SERVICE_NAME as CATALOG_SERVICE_NAME
+from xgr_runtime.service.catalog_admin import CatalogEngine, CatalogServicer
+from xgr_runtime.service.grpc_server import open_grpc_server
 from xgr_runtime.service.health import ServiceHealth
 from xgr_runtime.service.metrics import ServiceMetrics
 from xgr_runtime.service.metrics_http import MetricsEndpoint
@@ -52,7 +54,7 @@ class RecommendServer:
 
     def __init__(self, engine: RequestSink, config: RuntimeConfig) -> None:
         self._engine, self._config = engine, config.service
-        self._server = grpc.aio.server(options=server_options(config))
+        self._server = open_grpc_server(server_options(config))
         self._health = ServiceHealth()
         self.servicer = RecommendServicer(
             engine,
@@ -60,7 +62,12 @@ class RecommendServer:
             config.service.receive_s,
             log_requests=config.service.log_requests,
         )
-        self._reflection = ServiceReflection((SERVICE_NAME,)) if config.service.reflection else None
+        self._catalogs: CatalogServicer | None = None
+        names = [SERVICE_NAME]
+        if config.service.allow_catalog_admin:
+            self._catalogs = CatalogServicer(cast("CatalogEngine", engine), config)
+            names.append(CATALOG_SERVICE_NAME)
+        self._reflection = ServiceReflection(names) if config.service.reflection else None
         self._metrics: MetricsEndpoint | None = None
         if config.service.metrics_port:
             metrics = ServiceMetrics(self.servicer.calls, engine.stats, tuple(config.catalogs))
@@ -68,11 +75,15 @@ class RecommendServer:
                 metrics.render, config.service.metrics_host, config.service.metrics_port
             )
         self._watch: asyncio.Future[None] | None = None
+        self._grpc_watch: asyncio.Future[None] | None = None
+        self._is_stopping = False
 
     async def start(self) -> int:
         """Listen; returns the port. Raises ConfigError when the address cannot be bound."""
         add_to_server(self.servicer, self._server)
         await self._health.add_to_server(self._server)
+        if self._catalogs is not None:
+            self._catalogs.add_to_server(self._server)
         if self._reflection is not None:
             self._reflection.add_to_server(self._server)
         check_address(self._config.host, self._config.port)
@@ -83,10 +94,12 @@ class RecommendServer:
         await self._server.start()
         await self._health.set_serving()
         self._watch = asyncio.ensure_future(self._watch_engine())
+        self._grpc_watch = asyncio.ensure_future(self._watch_grpc())
         return port
 
     async def stop(self, stop_now: asyncio.Event) -> int:
         """Drain, then stop; returns the number of calls that were cut off. `stop_now` ends the drain early."""
+        self._is_stopping = True
         await self._health.set_stopping()
         self.servicer.refuse_new()
         waits = [
@@ -101,6 +114,8 @@ class RecommendServer:
             await self._metrics.close()
         if self._watch is not None:
             self._watch.cancel()
+        if self._grpc_watch is not None:
+            await self._grpc_watch
         return num_cut_off
 
     async def _close(self) -> int:
@@ -116,6 +131,8 @@ class RecommendServer:
         await asyncio.sleep(HOLD_S)
         num_cut_off = self.servicer.end_calls()
         self._health.end_watches()
+        if self._catalogs is not None:
+            self._catalogs.end_calls()
         if self._reflection is not None:
             self._reflection.end_streams()
         await stopping
@@ -126,6 +143,15 @@ class RecommendServer:
         await self._engine.wait_stopped()
         await self._health.set_stopping()
         self.servicer.engine_closed.set()
+
+    async def _watch_grpc(self) -> None:
+        """A process that nobody can reach must not live on: whatever ends gRPC's server ends the service."""
+        try:
+            await self._server.wait_for_termination()
+        except Exception:  # what its serving task died of, of any kind
+            logger.exception("gRPC stopped by itself")
+        if not self._is_stopping:
+            self.servicer.engine_closed.set()
 
 
 def server_options(config: RuntimeConfig) -> list[tuple[str, int]]:

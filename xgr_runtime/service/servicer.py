@@ -23,6 +23,7 @@ from xgr_runtime.errors import EngineClosed, InvalidRequest, XgrError
 from xgr_runtime.service._pb.xgr.v1 import recommend_pb2 as pb
 from xgr_runtime.service.call_record import CallRecord
 from xgr_runtime.service.call_totals import CallTotals
+from xgr_runtime.service.grpc_server import add_handlers
 from xgr_runtime.service.rpc_errors import (
     DETAILS_KEY,
     REASON_KEY,
@@ -311,7 +312,7 @@ def choose_request_id(
             return value
         found.add(
             field,
-            f"must be at most {limits.max_request_id_length} printable ASCII characters "
+            f"must be at most limits.max_request_id_length = {limits.max_request_id_length} printable ASCII characters "
             f"without spaces, got {len(value)} characters",
         )
         break
@@ -323,8 +324,7 @@ def add_to_server(servicer: RecommendServicer, server: Server) -> None:
     handler = grpc.stream_unary_rpc_method_handler(
         servicer.recommend, response_serializer=pb.RecommendResponse.SerializeToString
     )
-    handlers = grpc.method_handlers_generic_handler(SERVICE_NAME, {"Recommend": handler})
-    server.add_generic_rpc_handlers((handlers,))
+    add_handlers(server, SERVICE_NAME, {"Recommend": handler})
 
 
 def parse_message(data: bytes) -> pb.RecommendRequest | None:
