@@ -31,6 +31,7 @@ from xgr_runtime.errors import (
     shown,
 )
 from xgr_runtime.service._pb.xgr.v1 import catalog_pb2 as pb
+from xgr_runtime.service.grpc_server import add_handlers
 from xgr_runtime.service.rpc_errors import (
     DETAILS_KEY,
     MAX_MESSAGE_BYTES,
@@ -91,9 +92,7 @@ class CatalogServicer:
             )
             for name, method in methods.items()
         }
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),)
-        )
+        add_handlers(server, SERVICE_NAME, handlers)
 
     def end_calls(self) -> None:
         """Answer every call UNAVAILABLE, now and from now on. A load that runs goes on until it is done."""
