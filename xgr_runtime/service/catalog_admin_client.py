@@ -5,7 +5,7 @@ from typing import Any
 
 import grpc
 
-from xgr_runtime.errors import CatalogError, XgrError
+from xgr_runtime.errors import CatalogError, DeviceError, XgrError
 from xgr_runtime.service._pb.xgr.v1 import catalog_pb2 as pb
 from xgr_runtime.service._pb.xgr.v1 import catalog_pb2_grpc
 from xgr_runtime.service.client import DEFAULT_TIMEOUT_S, check_target
@@ -17,8 +17,8 @@ LOAD_TIMEOUT_S = 600.0
 class CatalogAdminClient:
     """Administers the catalogues of a running service; safe to share between threads.
 
-    Every method raises CatalogError (a bad file, no free slot, a version in use), NotFound, InvalidRequest, DeadlineExceeded
-    or ServiceError.
+    Every method raises CatalogError (a bad file, no free slot, a version in use), DeviceError (no memory for it), NotFound,
+    InvalidRequest, DeadlineExceeded or ServiceError.
     """
 
     def __init__(self, target: str, *, timeout_s: float | None = None) -> None:
@@ -90,6 +90,8 @@ def _error(error: Any, target: str) -> XgrError:
     is_its_own = REQUEST_ID_KEY in dict(trailing)
     if code is grpc.StatusCode.FAILED_PRECONDITION and is_its_own:
         return CatalogError(message)
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and is_its_own:
+        return DeviceError(message)
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return ServiceError(
             code, f"{target} offers no administration of catalogues (service.allow_catalog_admin)"
