@@ -423,6 +423,7 @@ class Engine:
         for state, outcome in zip(states, outcomes, strict=True):
             _resolve(state.future, outcome)
         with self._wake:
+            self._scheduler.note_run(time.monotonic() - scheduled.states[0].start_s)
             self._running = ()
             self._wake.notify_all()
 

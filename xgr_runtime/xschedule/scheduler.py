@@ -1,9 +1,11 @@
 """Which requests run next, and with which pages and rows. Pure Python: no torch, no clock of its own, no threads.
 
 Earliest due first; a request is due at its deadline, and after the configured patience at the latest, so none can
-starve behind more urgent ones. A batch takes requests of the most urgent one's group (catalogue slot, normalisation);
-the others wait for a later batch. It is closed when a capacity is reached or a request of that group has waited
-`max_wait_ms`. Pages of histories that are cached count neither as new tokens nor as new pages.
+starve behind more urgent ones. Those whose deadline is too near for an answer wait behind all others: run first, they
+would be late and make the others late too, and once there is more work than time hardly any answer would be in time.
+A batch takes requests of the most urgent one's group (catalogue slot, normalisation); the others wait for a later
+batch. It is closed when a capacity is reached or a request of that group has waited `max_wait_ms`. Pages of histories
+that are cached count neither as new tokens nor as new pages.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,6 +34,11 @@ class Scheduled:
     places: tuple[tuple[tuple[int, int], ...], ...]
 
 
+RECENT = 0.2  # weight of the last batch in the usual time of one
+# A deadline this many usual times of a batch ahead is near: batches differ, and the answer has to get back as well.
+NEAR = 2.0
+
+
 class Scheduler:
     """Holds the queue. The caller serialises all calls."""
 
@@ -41,6 +48,7 @@ class Scheduler:
         self._page_size = page_size
         self._queue: list[RequestState] = []
         self._num_batches = 0
+        self._usual_run_s = 0.0
 
     @property
     def num_queued(self) -> int:
@@ -86,13 +94,13 @@ class Scheduler:
         """Seconds until a batch may be ready or a deadline passes; None with an empty queue."""
         if not self._queue:
             return None
-        ready = self._ready_s(self._most_urgent_group())
+        ready = self._ready_s(self._most_urgent_group(now))
         deadlines = [s.request.deadline_s for s in self._queue if s.request.deadline_s is not None]
         return max(0.0, min([ready, *deadlines]) - now)
 
     def schedule(self, now: float, *, is_draining: bool = False) -> Scheduled | None:
         """The next batch, or None when there is none yet. Draining closes batches at once."""
-        group = self._most_urgent_group()
+        group = self._most_urgent_group(now)
         picked, is_full = self._pick(group)
         if not picked:
             return None
@@ -168,9 +176,19 @@ class Scheduler:
             if needed > most
         ]
 
-    def _most_urgent_group(self) -> list[RequestState]:
+    def note_run(self, run_s: float) -> None:
+        """How long a batch took from its scheduling to its answers."""
+        self._usual_run_s += RECENT * (run_s - self._usual_run_s)
+
+    def _most_urgent_group(self, now: float) -> list[RequestState]:
         """The most urgent request and the others of its group, in the order of urgency."""
-        by_urgency = sorted(self._queue, key=lambda s: (s.due_s, s.arrival_s))
+        near_s = now + NEAR * self._usual_run_s
+
+        def urgency(state: RequestState) -> tuple[bool, float, float]:
+            deadline_s = state.request.deadline_s
+            return (deadline_s is not None and deadline_s < near_s, state.due_s, state.arrival_s)
+
+        by_urgency = sorted(self._queue, key=urgency)
         return [s for s in by_urgency if s.searches[0].group == by_urgency[0].searches[0].group]
 
     def _ready_s(self, group: list[RequestState]) -> float:
