@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import logging
 import subprocess
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -18,6 +20,7 @@ from hypothesis import strategies as st
 from tests.service.running import running_in_thread
 from tests.service.stand_in import StandInEngine
 from xgr_runtime.config import ServiceConfig
+from xgr_runtime.service import logs
 from xgr_runtime.service.client import RecommendClient
 from xgr_runtime.service.logs import (
     FIELDS,
@@ -170,6 +173,20 @@ def test_a_failed_call_is_an_exception_under_its_id(
     assert (entry["request_id"], entry["level"]) == ("r1", "error")
     assert entry["exception"]["type"] == name
     assert "secret detail" in entry["exception"]["message"]
+
+
+def test_who_logs_an_id_gives_it_as_a_field() -> None:
+    """In every file of the service: a line that names a request id in its text carries it as `extra` too."""
+    folder = Path(logs.__file__).parent
+    found = []
+    for path in sorted(folder.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("logger."):
+                text = [ast.unparse(argument) for argument in node.args[1:]]
+                if any("request_id" in argument for argument in text):
+                    found.append((path.name, {keyword.arg for keyword in node.keywords}))
+    assert len(found) >= 5
+    assert [place for place in found if "extra" not in place[1]] == []
 
 
 def test_importing_configures_nothing() -> None:

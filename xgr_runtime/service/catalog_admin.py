@@ -112,9 +112,12 @@ class CatalogServicer:
             context.set_trailing_metadata(trailing)
             outcome = await self._outcome(kind, data, handler, request_id)
             if not isinstance(outcome, RpcFailure):
-                logger.info("%s %s OK: %s", method, request_id, _one_line(outcome))
+                fields = {"request_id": request_id, "status": "OK"}
+                logger.info("%s %s OK: %s", method, request_id, _one_line(outcome), extra=fields)
                 return outcome
-            logger.warning("%s %s %s: %s", method, request_id, outcome.code.name, outcome.message)
+            code = outcome.code.name
+            fields = {"request_id": request_id, "status": code}
+            logger.warning("%s %s %s: %s", method, request_id, code, outcome.message, extra=fields)
             if outcome.details:
                 trailing = (*trailing, (DETAILS_KEY, outcome.details))
             await context.abort(outcome.code, outcome.message, trailing)
@@ -140,7 +143,7 @@ class CatalogServicer:
             return _failure(error, request_id)
         # The border of the process, as for Recommend: the log gets what a client must not see.
         except Exception:
-            logger.exception("request %s failed", request_id)
+            logger.exception("request %s failed", request_id, extra={"request_id": request_id})
             return _internal(request_id)
         finally:
             self._tasks.discard(task)
@@ -247,7 +250,8 @@ def _failure(error: XgrError | MemoryError, request_id: str) -> RpcFailure:
             return RpcFailure(code, printable(str(error), MAX_MESSAGE_BYTES // 4))
     failure = failure_from_error(error)
     if failure is None:
-        logger.error("request %s failed", request_id, exc_info=error)
+        fields = {"request_id": request_id}
+        logger.error("request %s failed", request_id, exc_info=error, extra=fields)
     return failure or _internal(request_id)
 
 
