@@ -16,9 +16,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.service.process import serving
 from tests.service.running import running, with_free_port
-from tests.service.stand_in import StandInEngine
+from tests.service.stand_in import StandInEngine, answer
 from xgr_runtime.config import RuntimeConfig, ServiceConfig
-from xgr_runtime.errors import ConfigError, EngineClosed
+from xgr_runtime.errors import ConfigError, DeadlineExceeded, EngineClosed
 from xgr_runtime.service._pb.xgr.v1 import recommend_pb2_grpc
 from xgr_runtime.service.client import AsyncRecommendClient, RecommendClient
 from xgr_runtime.service.rpc_errors import ServiceError
@@ -30,7 +30,7 @@ from xgr_runtime.service.server import (
     serve,
 )
 from xgr_runtime.service.translate import request_to_proto
-from xgr_runtime.types import RecRequest, Search
+from xgr_runtime.types import RecRequest, RecResult, Search
 
 if TYPE_CHECKING:
     import subprocess
@@ -276,3 +276,33 @@ def test_clients_that_never_pause_see_answers_or_unavailable(
     assert set(codes) <= {"OK", "UNAVAILABLE"}, {code: codes.count(code) for code in set(codes)}
     assert "UNAVAILABLE" in codes
     assert ("OK" in codes) == (end == "DRAINED")
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_callers_that_leave_in_the_moment_of_their_answer_are_no_errors(
+    caplog: pytest.LogCaptureFixture, is_answered: bool
+) -> None:
+    """gRPC has a traceback for each of them; the service's own answer and its refusal end the same way."""
+
+    class JustInTime(StandInEngine):
+        async def submit(self, request: RecRequest) -> RecResult:
+            assert request.deadline_s is not None
+            await asyncio.sleep(request.deadline_s - time.monotonic() - 0.0005)
+            if is_answered:
+                return answer(request)
+            raise DeadlineExceeded("too late")
+
+    async def main() -> set[type]:
+        request = RecRequest(history_item_ids=HISTORY)
+        kinds: set[type] = set()
+        async with (
+            running(JustInTime()) as (_, target),
+            AsyncRecommendClient(target, timeout_s=0.1) as client,
+        ):
+            for _ in range(5):
+                calls = (client.recommend(request) for _ in range(150))
+                kinds.update(map(type, await asyncio.gather(*calls, return_exceptions=True)))
+        return kinds
+
+    assert asyncio.run(main()) <= {RecResult, DeadlineExceeded}
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
