@@ -1,4 +1,4 @@
-"""Building, opening and verifying a catalogue of random items, and rules over it, one CPU thread.
+"""Building, opening and verifying a catalogue of random items, and rules over it, one CPU thread; then building at size.
 
     python tools/bench_catalog.py --json
 
@@ -21,6 +21,7 @@ import numpy as np
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tools._bench.catalog_size import arrays_case, jsonl_case
 from tools._bench.timing import (
     MIN_RUNS,
     add_output_arguments,
@@ -53,6 +54,9 @@ class Sizes:
     few_exclusions: int = 100
     many_exclusions: int = 5000
     runs: int = 15
+    jsonl_items: int = 1_000_000
+    jsonl_runs: int = 3
+    array_items: int = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -219,15 +223,23 @@ def run(sizes: Sizes, folder: Path, seed: int = 0) -> dict[str, Any]:
     rules = rules_case(sizes, items, folder / "bench_tags.catalog", rng)
     times = {name: timing["median_ms"] for name, timing in rules["timings"].items()}
     progress(f"rules: {times}")
+    at_size = jsonl_case(folder, sizes.jsonl_items, sizes.num_codes, sizes.jsonl_runs, seed)
+    progress(f"JSONL: {at_size['seconds']} s, {at_size['peak_rss_mib']} MiB at the peak")
+    arrays = arrays_case(folder, sizes.array_items, sizes.num_codes, seed)
+    progress(f"arrays: {arrays['seconds']} s, {arrays['peak_rss_mib']} MiB at the peak")
     return {
         **{name: figure for name, figure in build.items() if name != "timings"},
         "rule_set_ms": max(times["tags"], times["tags_wide"]),
         "exclude_few_ms": max(times["exclude_few"], times["exclude_few_of_tags"]),
         "exclude_many_ms": max(times["exclude_many"], times["exclude_many_of_tags"]),
+        "jsonl_1m_s": at_size["seconds"],
+        "peak_rss_mib_jsonl_1m": at_size["peak_rss_mib"],
+        "build_10m_s": arrays["seconds"],
+        "peak_rss_mib_10m": arrays["peak_rss_mib"],
         "sizes": vars(sizes),
         "seed": seed,
         "environment": environment(),
-        "cases": {"build": build, "rules": rules},
+        "cases": {"build": build, "rules": rules, "jsonl": at_size, "arrays": arrays},
     }
 
 
