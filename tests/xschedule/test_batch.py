@@ -148,4 +148,4 @@ def assert_plain(value: Any, name: str) -> None:
         for one in fields(value):
             assert_plain(getattr(value, one.name), f"{name}.{one.name}")
     else:
-        assert isinstance(value, np.ndarray | int | str | None), (name, type(value))
+        assert isinstance(value, np.ndarray | int | float | str | None), (name, type(value))
