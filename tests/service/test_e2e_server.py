@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tests.helpers.oracle import Item
 
 pytestmark = pytest.mark.e2e
-NUM_REQUESTS = 500
+NUM_REQUESTS = 200
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def wait_until_idle(engine: Engine) -> None:
     engine.pages.check_conservation()
 
 
-def test_500_concurrent_requests_are_right_or_have_a_proper_status(
+def test_concurrent_requests_are_right_or_have_a_proper_status(
     world: World, engine: Engine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rng = np.random.default_rng(0)
@@ -127,7 +127,7 @@ def test_500_concurrent_requests_are_right_or_have_a_proper_status(
         bad = dataclasses.replace(request.searches[0], beam_width=None, beam_widths=(3, 3))
         asked[i] = (dataclasses.replace(request, searches=(bad,)), history)
         request, history = asked[i + 1]
-        late = dataclasses.replace(request, deadline_s=start_s + i / 500)
+        late = dataclasses.replace(request, deadline_s=start_s + i / 1000)
         asked[i + 1] = (late, history)
 
     async def drive() -> list[RecResult | BaseException]:
@@ -169,11 +169,11 @@ def test_500_concurrent_requests_are_right_or_have_a_proper_status(
             counts["sent alone"] += 1
             counts["same list"] += got.item_ids.tolist() == alone.results[0].item_ids.tolist()
     with capsys.disabled():
-        sys.stdout.write(f"\n500 concurrent requests: {counts}; {totals}\n")
-    assert counts["ok"] >= 200
-    assert counts["InvalidRequest"] >= 10
+        sys.stdout.write(f"\n{NUM_REQUESTS} concurrent requests: {counts}; {totals}\n")
+    assert counts["ok"] >= 100
+    assert counts["InvalidRequest"] >= 5
     assert counts["DeadlineExceeded"] >= 1
-    assert counts["same list"] >= 0.95 * counts["sent alone"] > 50
+    assert counts["same list"] >= 0.95 * counts["sent alone"] > 25
 
 
 def test_a_full_queue_is_resource_exhausted_and_is_not_kept_full(world: World) -> None:

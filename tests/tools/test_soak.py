@@ -87,7 +87,7 @@ def test_each_fault_is_named(path: tuple[str, ...], value: object, named: str) -
 def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Too short to tell growth (so any is allowed): traffic of every kind, swaps, a stop under load, nothing left over."""
     out = tmp_path / "report.json"
-    arguments = ["--minutes", "0.08", "--warmup", "100", "--swap-every-s", "0.7"]
+    arguments = ["--minutes", "0.06", "--warmup", "20", "--swap-every-s", "0.5"]
     assert soak.main([*arguments, "--limit-percent", "1000", "--json", "--out", str(out)]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report == json.loads(out.read_text())

@@ -43,7 +43,7 @@ def build_catalogs(folder: Path) -> tuple[list[str], int]:
 
 
 def write_config(folder: Path, catalog: str, overrides: Sequence[str]) -> Path:
-    """The demo's model with longer histories, and a rule cache that is full after the warm-up."""
+    """The demo's model with longer histories; caches so small that they are full, and evict, after the warm-up."""
     config: dict[str, Any] = {
         "device": "cpu",
         "cpu_threads": 1,
@@ -54,7 +54,7 @@ def write_config(folder: Path, catalog: str, overrides: Sequence[str]) -> Path:
         "search": {"beam_width": 50},
         "limits": {"max_history_items": 40, "max_prompt_tokens": 124},
         "scheduler": {"max_batch_tokens": 1024},
-        "cache": {"rule_cache_bytes": 2**20},
+        "cache": {"rule_cache_bytes": 2**20, "prefix_cache_bytes": 2**24},
         "ops": {"allow_reference": True},
         "service": {"port": 0},
     }
