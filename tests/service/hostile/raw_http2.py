@@ -11,7 +11,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = (
+    0,
+    1,
+    3,
+    4,
+    6,
+    7,
+    8,
+    9,
+)
 END_STREAM, END_HEADERS = 1, 4
 METHOD = b"/xgr.v1.RecommendService/Recommend"
 Header = tuple[bytes, bytes]
@@ -25,7 +34,11 @@ OPENING = PREFACE + frame(SETTINGS, 0, 0)
 
 
 def headers(
-    path: bytes = METHOD, extra: Sequence[Header] = (), *, without: Sequence[bytes] = (), flags: int = END_HEADERS
+    path: bytes = METHOD,
+    extra: Sequence[Header] = (),
+    *,
+    without: Sequence[bytes] = (),
+    flags: int = END_HEADERS,
 ) -> bytes:
     """A HEADERS frame of stream 1 that starts a gRPC call; `extra` replaces headers of the same name."""
     values = {
