@@ -202,9 +202,16 @@ class Engine:
                 self._wake.wait()
                 self._check_open()
             self._num_waiting += 1
+            # Cancelled requests stay in the pool's list until the intake thread comes to them, in any number: emptied.
+            asked = [request]
             # Inside the lock: `close` sets its flag there before it shuts the pool.
-            self._pool.submit(self._prepare, request, future, time.monotonic())
-        future.add_done_callback(lambda _: self._stop_waiting())
+            self._pool.submit(self._prepare, asked, future, time.monotonic())
+
+        def on_end(_: object) -> None:
+            asked.clear()
+            self._stop_waiting()
+
+        future.add_done_callback(on_end)
         return future
 
     def recommend(self, requests: Sequence[RecRequest]) -> list[RecResult]:
@@ -305,8 +312,12 @@ class Engine:
         if self._thread is not None and self._thread.is_alive():
             self._thread.join()
 
-    def _prepare(self, request: RecRequest, future: "Future[RecResult]", arrival_s: float) -> None:
-        if future.cancelled():
+    def _prepare(
+        self, asked: list[RecRequest], future: "Future[RecResult]", arrival_s: float
+    ) -> None:
+        try:
+            request = asked.pop()
+        except IndexError:  # cancelled meanwhile
             return
         if self._is_closed:  # closing does not wait for what would be refused afterwards
             _resolve(future, EngineClosed("the engine closed before the request could run"))
