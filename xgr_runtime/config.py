@@ -62,7 +62,8 @@ class LimitsConfig:
     """What one request may ask for, and all requests together; beyond it a request is refused by the limit's name.
 
     max_waiting_bytes: messages of all requests that wait for their answer. max_concurrent_streams (calls open at once on one
-    connection) and max_connections are kept by gRPC, which names nothing: a client waits, or its connection is closed.
+    connection) and max_connections are kept by gRPC, which names nothing: a call waits or ends UNAVAILABLE, a further
+    connection is closed.
     """
 
     max_beam_width: int = 1024
