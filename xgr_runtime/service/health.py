@@ -7,6 +7,9 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 NAMES = ("", "xgr.v1.RecommendService")
+MAX_NAME_LENGTH = (
+    256  # of a service that somebody asks for; a watch keeps the name as long as it is open
+)
 
 
 class _EndingHealthServicer(health.aio.HealthServicer):  # type: ignore[misc]
@@ -25,6 +28,11 @@ class _EndingHealthServicer(health.aio.HealthServicer):  # type: ignore[misc]
     async def Watch(  # noqa: N802 (gRPC's name)
         self, request: health_pb2.HealthCheckRequest, context: Any
     ) -> None:
+        if len(request.service) > MAX_NAME_LENGTH:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"the name of a service has at most {MAX_NAME_LENGTH} characters",
+            )
         task = asyncio.current_task()
         assert task is not None
         self._watches.add(task)
