@@ -15,6 +15,7 @@ import hypothesis
 import pytest
 import torch
 
+from tests.helpers import devices
 from tests.helpers.conservation import PageWatch
 from xgr_runtime.errors import DeviceError
 from xgr_runtime.hal.discovery import DEVICE_KINDS, open_device
@@ -53,6 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
         hypothesis.settings.load_profile("xgr")
     try:
         config.stash[DEVICE] = open_device(config.getoption("device")).device
+        devices.use(config.stash[DEVICE])
     except DeviceError as error:
         raise pytest.UsageError(str(error)) from error
     config.stash[DESELECTED] = {}

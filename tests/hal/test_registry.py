@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
+import xgr_ops
 
 from xgr_runtime.errors import OpUnavailable
 from xgr_runtime.hal import providers, registry
+from xgr_runtime.hal.discovery import DEVICE_KINDS
+from xgr_runtime.hal.providers import PROVIDER_MODULES
 from xgr_runtime.hal.registry import Op, OpSpec, all_ops, explain, impl, resolve
 
 if TYPE_CHECKING:
@@ -179,7 +184,7 @@ def test_an_op_is_declared_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_contract_names() -> None:
-    assert set(all_ops()) >= {
+    assert set(all_ops()) == {
         "add_rms_norm",
         "children_logsumexp",
         "flag_failed_searches",
@@ -209,3 +214,31 @@ def test_all_ops_is_a_copy() -> None:
 def test_providers_of_the_cpu_load() -> None:
     assert providers.load_providers("cpu") == ()
     assert "xgr_ops.cpu.beam" in sys.modules
+
+
+def test_every_module_with_a_provider_is_listed() -> None:
+    """A module that nobody imports provides nothing, and nothing would say so."""
+    folder = Path(xgr_ops.__path__[0])
+    found = {
+        "xgr_ops." + ".".join(file.relative_to(folder).with_suffix("").parts)
+        for file in folder.rglob("*.py")
+        if re.search(r"^@impl\(", file.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    listed = [module for modules in PROVIDER_MODULES.values() for module in modules]
+    assert found
+    assert found == set(listed)
+    # Without it a folder is found in a checkout and missing from the wheel.
+    assert all((folder / module.split(".")[1] / "__init__.py").is_file() for module in found)
+
+
+def test_providers_are_for_kinds_that_exist() -> None:
+    assert set(PROVIDER_MODULES) <= set(DEVICE_KINDS)
+    for kind in PROVIDER_MODULES:
+        providers.load_providers(kind)
+    kinds = {i.device_kind for op in all_ops().values() for i in op.impls}
+    assert kinds <= set(DEVICE_KINDS), kinds
+
+
+def test_a_size_that_nobody_passes_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown sizes W; known: T, N, H, max_q"):
+        OpSpec("cpu", torch.float32, dims={"N": 1, "W": 3})

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from xgr_runtime.kvcache.allocator import PageAllocator
-from xgr_runtime.kvcache.prefix_cache import PrefixCache
 from xgr_runtime.xschedule.engine import Engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from xgr_runtime.kvcache.prefix_cache import PrefixCache
 
 REST_S = 5.0
 

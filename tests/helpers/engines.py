@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tests.helpers import devices
 from tests.helpers.oracle import Rules as OracleRules
 from tests.helpers.oracle import expand_items
 from tests.helpers.product import place_of
@@ -79,7 +80,11 @@ def make_config(
     cache: CacheConfig | None = None,
     allow_reference: bool = False,
 ) -> RuntimeConfig:
-    """A checked configuration for the CPU; small buffers unless asked otherwise."""
+    """A checked configuration for the device of this run; small buffers unless asked otherwise.
+
+    Where that is no CPU, ops without a provider run on their references.
+    """
+    kind = devices.of_this_run().kind
     limits = limits or LimitsConfig(max_prompt_tokens=256, max_beam_width=1024)
     scheduler = scheduler or SchedulerConfig(
         max_batch_tokens=1024,
@@ -87,7 +92,7 @@ def make_config(
         max_wait_ms=1.0,
     )
     config = RuntimeConfig(
-        device="cpu",
+        device=kind,  # type: ignore[arg-type]
         model=ModelConfig(path=str(model)),
         template=template or TemplateConfig(prefix_token_ids=PREFIX_TOKENS),
         catalogs={name: str(path) for name, path in catalogs.items()},
@@ -95,7 +100,7 @@ def make_config(
         limits=limits,
         scheduler=scheduler,
         cache=cache or CacheConfig(prefix_cache_bytes=1 << 20),
-        ops=OpsConfig(allow_reference=allow_reference),
+        ops=OpsConfig(allow_reference=allow_reference or kind != "cpu"),
     )
     check_config(config)
     return config

@@ -107,6 +107,7 @@ class TableRecModel:
     def __init__(self, table: LogitTable) -> None:
         self.table = table
         self.hidden_size = self.vocab_size = table.vocab_size
+        self.op_sizes = {"M": table.vocab_size, "V": table.vocab_size}
         self.kv_spec = KVSpec(
             KVGroup("shared", "paged", 1, 1, 1, torch.float32),
             KVGroup("unshared", "rows", 1, 1, 1, torch.float32),

@@ -229,6 +229,10 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         },
         ("sliding-window and other sparse attention is not supported",),
     ),
+    "sliding-window-without-a-switch": (
+        {"architectures": ["LlamaForCausalLM"], "layer_types": ..., "sliding_window": 4},
+        ("sliding-window and other sparse attention is not supported",),
+    ),
     "sliding-window-from-text": (
         {
             "layer_types": ...,

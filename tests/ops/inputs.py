@@ -31,12 +31,18 @@ def results_only(args: Args, result: Any) -> dict[str, torch.Tensor]:
 
 @dataclass(frozen=True)
 class OpCase:
-    """A call of an op. exact: every bit has to agree, else the tolerance of the dtype applies."""
+    """A call of an op.
+
+    args: on the CPU, floating ones in the dtype under test where the op takes it. dims: of the sizes that a provider may ask
+    for (`hal.registry`), those this call has. is_exact: every bit has to agree, else the tolerance of the dtype applies.
+    mutates: the arguments that the contract lets the op write to. view: what the contract specifies, by default all results.
+    """
 
     label: str
     args: Args
     dims: Mapping[str, int] = field(default_factory=dict)
     is_exact: bool = False
+    mutates: tuple[str, ...] = ()
     view: Callable[[Args, Any], dict[str, torch.Tensor]] = results_only
 
 
@@ -74,8 +80,8 @@ def _beam_cases() -> Iterator[tuple[str, Any, str, Any]]:
                 yield f"{name}, {what}, {layout}", case, layout, trie
 
 
-def _beam_dims(case: Any, trie: Any) -> dict[str, int]:
-    return {"num_codes": case.num_codes, "max_fanout": trie.max_fanout}
+def _beam_dims(case: Any) -> dict[str, int]:
+    return {"N": len(case.logits)}
 
 
 def select_beams(dtype: torch.dtype) -> Iterator[OpCase]:
@@ -95,7 +101,14 @@ def select_beams(dtype: torch.dtype) -> Iterator[OpCase]:
             "children": empty_rows(case.child_widths, case.child_padding),
             "counters": torch.tensor([5, 7]),
         }
-        yield OpCase(label, args, _beam_dims(case, trie), is_exact=True, view=view)
+        yield OpCase(
+            label,
+            args,
+            _beam_dims(case),
+            is_exact=True,
+            mutates=("children", "counters"),
+            view=view,
+        )
 
 
 def children_logsumexp(dtype: torch.dtype) -> Iterator[OpCase]:
@@ -106,7 +119,7 @@ def children_logsumexp(dtype: torch.dtype) -> Iterator[OpCase]:
             "rule_row_S": case.rules(),
             "trie": trie,
         }
-        yield OpCase(label, args, _beam_dims(case, trie))
+        yield OpCase(label, args, _beam_dims(case))
 
 
 def level_logsumexp(dtype: torch.dtype) -> Iterator[OpCase]:
@@ -137,7 +150,7 @@ def flag_failed_searches(dtype: torch.dtype) -> Iterator[OpCase]:
             "status_S1": _int32(status),
             "round": 2,
         }
-        yield OpCase(label, args, is_exact=True, view=view)
+        yield OpCase(label, args, is_exact=True, mutates=("rows", "status_S1"), view=view)
 
 
 # ---- attention
@@ -242,7 +255,7 @@ def unshared_attention(dtype: torch.dtype) -> Iterator[OpCase]:
                 "num_tokens": num_tokens,
                 "scale": dim**-0.5,
             }
-            dims = {"N": num_rows, "Q": heads, "G": kv_heads, "D": dim, "num_tokens": num_tokens}
+            dims = {"N": num_rows, "Q": heads, "G": kv_heads, "D": dim}
             yield OpCase(f"{label}, {num_tokens} tokens", args, dims)
 
 
@@ -282,7 +295,8 @@ def write_shared_kv(dtype: torch.dtype) -> Iterator[OpCase]:
                 "slot_T": torch.from_numpy(np.concatenate((slots, np.zeros(padding, np.int64)))),
             }
             dims = {"T": len(slots) + padding, "G": heads, "D": dim, "page_size": size}
-            yield OpCase(f"{label}, padding {padding}", args, dims, is_exact=True, view=view)
+            written = ("k_pages", "v_pages")
+            yield OpCase(f"{label}, padding {padding}", args, dims, True, written, view)
 
 
 def write_unshared_kv(dtype: torch.dtype) -> Iterator[OpCase]:
@@ -303,7 +317,7 @@ def write_unshared_kv(dtype: torch.dtype) -> Iterator[OpCase]:
                 "position": position,
             }
             dims = {"N": num_rows + 2, "G": heads, "D": dim}
-            yield OpCase(f"{label}, at {position}", args, dims, is_exact=True, view=view)
+            yield OpCase(f"{label}, at {position}", args, dims, True, ("k_rows", "v_rows"), view)
 
 
 def reorder_unshared_kv(dtype: torch.dtype) -> Iterator[OpCase]:
@@ -351,9 +365,9 @@ def reorder_unshared_kv(dtype: torch.dtype) -> Iterator[OpCase]:
                 "slot_out_N": _int32(np.full(sum(num_children) + padding, -7)),
                 "tile": torch.full((4, 5, *shape[2:]), torch.nan, dtype=dtype),
             }
-            dims = {"N": sum(num_children) + padding, "S": len(num_parents), "X": 4, "G": 2, "D": 3}
-            dims |= {"num_tokens": max_tokens, "tile_rows": 5}
-            yield OpCase(f"{label}, {kind}", args, dims, is_exact=True, view=view)
+            dims = {"N": sum(num_children) + padding, "G": 2, "D": 3}
+            written = ("kv_rows", "slot_out_N", "tile")
+            yield OpCase(f"{label}, {kind}", args, dims, True, written, view)
 
 
 # ---- the rest of a layer, and the head
@@ -380,7 +394,7 @@ def add_rms_norm(dtype: torch.dtype) -> Iterator[OpCase]:
             "weight_M": 1 + _normal(20, size, dtype=dtype),
             "eps": 1e-5,
         }
-        yield OpCase(label, args, {"N": rows, "M": size}, view=view)
+        yield OpCase(label, args, {"N": rows, "M": size}, mutates=("residual_NM",), view=view)
 
 
 def rotary_embedding(dtype: torch.dtype) -> Iterator[OpCase]:

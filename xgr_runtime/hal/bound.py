@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from xgr_runtime.errors import OpUnavailable
 from xgr_runtime.hal.device import Device
 from xgr_runtime.hal.registry import Binding, OpSpec, all_ops, resolve
 
@@ -24,9 +25,16 @@ class BoundOps(SimpleNamespace):
 def bind_ops(
     device: Device, dtype: torch.dtype, dims: Mapping[str, int], *, allow_reference: bool
 ) -> BoundOps:
-    """Resolve every declared op for this device, dtype and bucket sizes. Raises OpUnavailable."""
+    """Resolve every declared op for this device, dtype and sizes. Raises OpUnavailable naming each op without a provider."""
     spec = OpSpec(device_kind=device.kind, dtype=dtype, capability=device.capability, dims=dims)
-    bindings = tuple(
-        resolve(op, spec, allow_reference=allow_reference) for op in all_ops().values()
+    bindings, missing = list[Binding[..., Any]](), list[str]()
+    for op in all_ops().values():
+        try:
+            bindings.append(resolve(op, spec, allow_reference=allow_reference))
+        except OpUnavailable as error:
+            missing.append(str(error))
+    if missing:
+        raise OpUnavailable("\n".join(missing))
+    return BoundOps(
+        bindings=tuple(bindings), **{binding.op_name: binding.fn for binding in bindings}
     )
-    return BoundOps(bindings=bindings, **{binding.op_name: binding.fn for binding in bindings})

@@ -21,18 +21,32 @@ R = TypeVar("R")
 
 REFERENCE = "reference"
 
+# Sizes a provider may ask for. Of the bucket, each an upper bound of what a call has: packed tokens, rows, histories, new
+# tokens, rows and history tokens of one history. Of the model (one rank of it): hidden size, feed-forward size, query heads,
+# KV heads, head dimension, vocabulary, tokens of a page.
+BUCKET_SIZES = ("T", "N", "H", "max_q", "max_rows", "max_kv")
+MODEL_SIZES = ("M", "F", "Q", "G", "D", "V", "page_size")
+
 
 @dataclass(frozen=True)
 class OpSpec:
     """What a provider may look at when it accepts or refuses: no tensors, only facts known at warm-up.
 
-    dims holds the op's static sizes by name (see each op's docstring). capability is the device's own string.
+    dims holds sizes by name, of BUCKET_SIZES and MODEL_SIZES. A size is absent where it does not exist (max_q in a round)
+    or is not known (`xgr doctor` asks without a model): read it with `dims.get`. capability is the device's own string.
     """
 
     device_kind: str
     dtype: "torch.dtype"
     capability: str = ""
     dims: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        unknown = set(self.dims).difference(BUCKET_SIZES, MODEL_SIZES)
+        if unknown:
+            raise ValueError(
+                f"unknown sizes {', '.join(sorted(unknown))}; known: {', '.join((*BUCKET_SIZES, *MODEL_SIZES))}"
+            )
 
 
 Accepts = Callable[[OpSpec], str | None]
@@ -105,7 +119,8 @@ def impl(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Register a provider's function for `target` on `device`; its parameters must equal the reference's.
 
-    `accepts(spec)` returns None or the reason for a refusal; it never raises, copies or reads the environment.
+    `accepts(spec)` returns None or the reason for a refusal; it never raises, copies or reads the environment. Where it
+    refuses for a size, it accepts a spec without that size.
     """
 
     def register(fn: Callable[P, R]) -> Callable[P, R]:

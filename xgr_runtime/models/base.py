@@ -6,6 +6,7 @@ scheduler. Logits are the head's business. Tensors are on the model's device, pa
 H histories, N packed beam rows, T packed tokens, E embedded rows, M hidden size, P pages of a history.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -88,6 +89,11 @@ class RecModel(Protocol):
     def kv_spec(self) -> KVSpec: ...
     @property
     def hidden_size(self) -> int: ...
+    @property
+    def op_sizes(self) -> Mapping[str, int]:
+        """What providers of ops may ask for: the sizes of `hal.registry.MODEL_SIZES` that this rank has, but page_size."""
+        ...
+
     @property
     def vocab_size(self) -> int: ...
     @property

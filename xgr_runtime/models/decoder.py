@@ -55,6 +55,14 @@ class Decoder:
         self.max_positions = config.max_positions
         self.head = head
         self.kv_spec = _kv_spec(config, embedding_VM.dtype, parallel)
+        self.op_sizes = {
+            "M": config.hidden_size,
+            "F": parallel.part_of(config.intermediate_size, "intermediate_size"),
+            "Q": parallel.part_of(config.num_heads, "num_attention_heads"),
+            "G": self.kv_spec.shared.num_kv_heads,
+            "D": config.head_dim,
+            "V": config.vocab_size,
+        }
         self._embedding_VM = embedding_VM
         self._layers = layers
         self._final_norm_M = final_norm_M

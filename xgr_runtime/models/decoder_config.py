@@ -40,12 +40,13 @@ class _Variant:
         bool | None
     )  # None: config.json's attention_bias decides for qkv and for the output product
     reads_mlp_bias: bool
+    has_window_switch: bool  # whether use_sliding_window decides, or sliding_window alone
 
 
 _VARIANTS: Mapping[str, _Variant] = {
-    "Qwen3ForCausalLM": _Variant(has_qk_norm=True, has_qkv_bias=None, reads_mlp_bias=False),
-    "Qwen2ForCausalLM": _Variant(has_qk_norm=False, has_qkv_bias=True, reads_mlp_bias=False),
-    "LlamaForCausalLM": _Variant(has_qk_norm=False, has_qkv_bias=None, reads_mlp_bias=True),
+    "Qwen3ForCausalLM": _Variant(True, None, reads_mlp_bias=False, has_window_switch=True),
+    "Qwen2ForCausalLM": _Variant(False, True, reads_mlp_bias=False, has_window_switch=True),
+    "LlamaForCausalLM": _Variant(False, None, reads_mlp_bias=True, has_window_switch=False),
 }
 DECODER_ARCHITECTURES = tuple(_VARIANTS)
 
@@ -53,8 +54,8 @@ DECODER_ARCHITECTURES = tuple(_VARIANTS)
 def parse_decoder_config(raw: Mapping[str, Any], architecture: str, source: str) -> DecoderConfig:
     """Check config.json's content `raw` (read from `source`). Raises CheckpointError."""
     fields = _Fields(raw, source)
-    _refuse_unsupported(fields)
     variant = _VARIANTS[architecture]
+    _refuse_unsupported(fields, variant)
     hidden_size, num_heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     num_kv_heads = fields.count("num_key_value_heads")
     if num_heads % num_kv_heads:
@@ -129,7 +130,7 @@ class _Fields:
         return value
 
 
-def _refuse_unsupported(fields: _Fields) -> None:
+def _refuse_unsupported(fields: _Fields, variant: _Variant) -> None:
     raw, source = fields.raw, fields.source
     if raw.get("quantization_config") is not None:
         raise CheckpointError(
@@ -140,7 +141,7 @@ def _refuse_unsupported(fields: _Fields) -> None:
         raise CheckpointError(
             f"{source}: hidden_act must be 'silu', got {shown(raw['hidden_act'])}"
         )
-    other = _sparse_layers(fields)
+    other = _sparse_layers(fields, variant)
     if other:
         raise CheckpointError(
             f"{source}: every layer must be 'full_attention', got {', '.join(sorted(other))} "
@@ -152,7 +153,7 @@ def _refuse_unsupported(fields: _Fields) -> None:
         )
 
 
-def _sparse_layers(fields: _Fields) -> set[str]:
+def _sparse_layers(fields: _Fields, variant: _Variant) -> set[str]:
     """What config.json asks for besides full attention: layer by layer, or from one layer on where it is older."""
     num_layers, names = fields.count("num_hidden_layers"), fields.raw.get("layer_types")
     if names is not None:
@@ -166,6 +167,8 @@ def _sparse_layers(fields: _Fields) -> set[str]:
                 f"got {len(names)} names"
             )
         return set(names) - {"full_attention"}
+    if not variant.has_window_switch:
+        return set() if fields.raw.get("sliding_window") is None else {"sliding_attention"}
     is_windowed = fields.flag("use_sliding_window") and fields.whole("sliding_window") > 0
     is_used = is_windowed and fields.whole("max_window_layers") < num_layers
     return {"sliding_attention"} if is_used else set()

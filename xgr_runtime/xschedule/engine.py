@@ -125,7 +125,7 @@ class Engine:
             for kind, reason in opened.passed_over:
                 logger.warning("device auto: %s is not used: %s", kind, reason)
             device = opened.device
-        if config.cpu_threads and device.kind == "cpu":
+        if config.cpu_threads and device.torch_device.type == "cpu":
             torch.set_num_threads(config.cpu_threads)
         if not config.model.path:
             raise ConfigError("model.path must name a Hugging Face model directory")

@@ -96,11 +96,12 @@ class ModelRunner:
         self.state.reserve(num_groups)
 
     def bind(self, dims: Mapping[str, int]) -> BoundOps:
-        """The ops for these static sizes, resolved on first use and kept where buckets are few."""
+        """The ops for these sizes of a bucket, resolved on first use and kept where buckets are few."""
         key = tuple(dims.items())
         if key in self._bound:
             return self._bound[key]
-        ops = bind_ops(self._device, self._dtype, dims, allow_reference=self._allow_reference)
+        sizes = {**self._model.op_sizes, "page_size": self.kv.shared.page_size, **dims}
+        ops = bind_ops(self._device, self._dtype, sizes, allow_reference=self._allow_reference)
         if len(self._bound) >= 256:
             self._bound.clear()
         self._bound[key] = ops

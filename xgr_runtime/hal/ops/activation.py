@@ -13,7 +13,7 @@ def silu_mul(gate_up_N2F: torch.Tensor) -> torch.Tensor:
         gate_up_N2F: float [N, 2F].
 
     Returns:
-        [N, F], dtype of the input, new memory. Nothing is mutated. dims: N, F.
+        [N, F], dtype of the input, new memory. Nothing is mutated.
     """
     gate_NF, up_NF = gate_up_N2F.chunk(2, dim=-1)
     return torch.nn.functional.silu(gate_NF) * up_NF

@@ -95,7 +95,7 @@ def prefill_attention(
 
     Returns:
         [T, Q, D], dtype of q, new memory. Rows of no history, and rows of a history with kv_len 0, are 0.
-        Nothing is mutated. dims: T, H, Q, G, D, page_size, max_q, max_kv.
+        Nothing is mutated.
     """
     num_tokens, num_histories = q_TQD.shape[0], kv_len_H.shape[0]
     out_TQD = q_TQD.new_zeros(
@@ -147,7 +147,7 @@ def shared_attention(
     Returns:
         (out [N, Q, D] in the dtype of q, lse [N, Q] fp32, natural logarithm of the sum of exp(scale * q.k)).
         Rows beyond row_start_H1[-1] and rows of a history with kv_len 0: out 0, lse -inf.
-        Nothing is mutated. dims: N, H, Q, G, D, page_size, max_rows, max_kv.
+        Nothing is mutated.
     """
     num_rows, num_heads = q_NQD.shape[:2]
     out_NQD = q_NQD.new_zeros((num_rows + 1, *q_NQD.shape[1:]))
@@ -189,7 +189,6 @@ def unshared_attention(
 
     Returns:
         (out [N, Q, D] in the dtype of q, lse [N, Q] fp32, natural logarithm). Nothing is mutated.
-        dims: N, Q, G, D, num_tokens.
     """
     num_rows, num_heads, head_dim = q_NQD.shape
     num_kv_heads = k_rows.shape[2]
@@ -219,7 +218,7 @@ def merge_attention_states(
 
     Returns:
         (out [N, Q, D] in the dtype of out_a, lse fp32 [N, Q]). Where one side is empty the other comes out bit for
-        bit, where both are: out 0, lse -inf. Nothing is mutated. dims: N, Q, D.
+        bit, where both are: out 0, lse -inf. Nothing is mutated.
     """
     largest_NQ = torch.maximum(lse_a_NQ, lse_b_NQ)
     finite_NQ = largest_NQ.masked_fill(largest_NQ == -torch.inf, 0.0)

@@ -93,8 +93,6 @@ def select_beams(
             parent row. Padding rows get score -inf and zeros. Shares no memory with `parents`.
         counters: int64 [2], added to in place: live parent rows; live parent rows that early termination skipped
             (the reference skips none).
-
-    Static sizes for providers (OpSpec.dims): num_codes, max_fanout.
     """
     num_rows, fanout = logits_NC.shape[0], _row_candidates(trie)
     num_searches = rule_row_S.shape[0]

@@ -30,8 +30,6 @@ def write_shared_kv(
         v_pages: like k_pages; MUTATED.
         slot_T: int64 [T], page * page_size + offset; padding tokens name slots of page 0, the null page. Otherwise
             distinct.
-
-    dims: T, G, D, page_size.
     """
     k_pages.flatten(0, 1).index_copy_(0, slot_T, k_TGD)
     v_pages.flatten(0, 1).index_copy_(0, slot_T, v_TGD)
@@ -55,8 +53,6 @@ def write_unshared_kv(
         v_rows: like k_rows; MUTATED.
         slot_N: int32 [N]; padding rows name the dummy slot. Otherwise distinct.
         position: in [0, R - 1).
-
-    dims: N, G, D.
     """
     slot_N = slot_N.long()
     k_rows[:, position].index_copy_(0, slot_N, k_NGD)
@@ -92,7 +88,7 @@ def reorder_unshared_kv(
             the memory of slot_in_N.
         tile: [X, tile_rows, R - 1, G, D], dtype of kv_rows, contiguous scratch; content lost.
 
-    No memory of the size of kv_rows is allocated. dims: N, S, X, G, D, num_tokens, tile_rows.
+    No memory of the size of kv_rows is allocated.
     """
     src_N, dst_N = plan_reorder(
         parents_N, slot_in_N, search_of_row_N, slot_start_S1, kv_rows.shape[1]

@@ -21,7 +21,7 @@ def head_logsumexp(hidden_NM: torch.Tensor, weight_VM: torch.Tensor, scale: floa
         scale: factor of the logits.
 
     Returns:
-        fp32 [N], natural logarithm. A NaN or +inf logit makes its row NaN or +inf. Nothing is mutated. dims: N, V, M.
+        fp32 [N], natural logarithm. A NaN or +inf logit makes its row NaN or +inf. Nothing is mutated.
     """
     hidden_fp32_NM = hidden_NM.float() * scale
     largest_N = hidden_fp32_NM.new_full((hidden_NM.shape[0],), -torch.inf)

@@ -18,7 +18,7 @@ def rms_norm(x_NM: torch.Tensor, weight_M: torch.Tensor, eps: float) -> torch.Te
         eps: added to the mean square.
 
     Returns:
-        Shape and dtype of x, new memory. Nothing is mutated. dims: N, M.
+        Shape and dtype of x, new memory. Nothing is mutated.
     """
     x_fp32_NM = x_NM.float()
     inverse_N1 = (x_fp32_NM.square().mean(-1, keepdim=True) + eps).rsqrt()
@@ -38,7 +38,7 @@ def add_rms_norm(
         eps: added to the mean square.
 
     Returns:
-        rms_norm of the new residual, [N, M], new memory. dims: N, M.
+        rms_norm of the new residual, [N, M], new memory.
     """
     residual_NM += x_NM
     return rms_norm.reference(residual_NM, weight_M, eps)

@@ -28,7 +28,7 @@ def rotary_embedding(
         sin_TD: fp32 [T, D], both halves alike.
 
     Returns:
-        (q, k) rotated, dtypes of the inputs, new contiguous memory. Nothing is mutated. dims: T, Q, G, D.
+        (q, k) rotated, dtypes of the inputs, new contiguous memory. Nothing is mutated.
     """
     cos_T1D, sin_T1D = cos_TD.unsqueeze(1), sin_TD.unsqueeze(1)
     return _rotate(q_TQD, cos_T1D, sin_T1D), _rotate(k_TGD, cos_T1D, sin_T1D)
