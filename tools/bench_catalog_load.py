@@ -160,6 +160,7 @@ def run(sizes: Sizes, folder: Path, seed: int = 0) -> dict[str, Any]:
     progress(f"two versions of {sizes.num_items} items, {paths[0].stat().st_size >> 20} MiB each")
     requests, lateness, stop = Samples(), Samples(), threading.Event()
     loads: list[tuple[float, float]] = []
+    pauses: list[tuple[float, float]] = []
     with make_engine(folder, sizes, paths[0], seed) as engine:
         threads = [
             threading.Thread(target=send_requests, args=(engine, stop, requests, seed)),
@@ -177,13 +178,14 @@ def run(sizes: Sizes, folder: Path, seed: int = 0) -> dict[str, Any]:
                 engine.activate_catalog(NAME, version)
                 retire(engine, f"v{1 + cycle % 2}")
                 states.append(state(engine))
+                pauses.append((loads[-1][1], time.perf_counter()))
                 progress(f"cycle {cycle + 1}: load {loads[-1][1] - start:.2f} s, {states[-1]}")
             time.sleep(sizes.idle_s)
         finally:
             stop.set()
             for thread in threads:
                 thread.join()
-    return report(sizes, seed, requests, lateness, loads, states)
+    return report(sizes, seed, requests, lateness, loads, pauses, states)
 
 
 def retire(engine: Engine, version: str) -> None:
@@ -199,20 +201,19 @@ def report(
     requests: Samples,
     lateness: Samples,
     loads: Sequence[tuple[float, float]],
+    pauses: Sequence[tuple[float, float]],
     states: Sequence[dict[str, float]],
 ) -> dict[str, Any]:
-    """Samples that overlap a load against all others but those of the first second."""
+    """Samples that overlap a load against all others, without the first second and the moments of looking at memory."""
     found: dict[str, Any] = {}
     for name, samples in (("requests", requests), ("lateness", lateness)):
         start = np.asarray(samples.at_s)
         end = start + np.asarray(samples.ms) / 1e3
-        in_load = np.zeros(len(start), bool)
-        for first, last in loads:
-            in_load |= (end >= first) & (start <= last)
+        in_load, in_pause = overlap(start, end, loads), overlap(start, end, pauses)
         is_late = start > start[0] + min(1.0, sizes.idle_s / 2)
         found[name] = {
-            "idle": samples.summary(~in_load & is_late),
-            "during_load": samples.summary(in_load),
+            "idle": samples.summary(~in_load & ~in_pause & is_late),
+            "during_load": samples.summary(in_load & ~in_pause),
         }
     seconds = sorted(last - first for first, last in loads)
     growth = {
@@ -230,6 +231,16 @@ def report(
         "seed": seed,
         "environment": environment(),
     }
+
+
+def overlap(
+    start_s: np.ndarray[Any, Any], end_s: np.ndarray[Any, Any], spans: Sequence[tuple[float, float]]
+) -> np.ndarray[Any, Any]:
+    """Which samples overlap one of the spans."""
+    result = np.zeros(len(start_s), bool)
+    for first, last in spans:
+        result |= (end_s >= first) & (start_s <= last)
+    return result
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -186,3 +186,70 @@ def test_only_regular_files_are_read(tmp_path: Path, make: Any, kind: str) -> No
     with pytest.raises(CatalogError, match="this is a character device"):
         build_catalog_from_jsonl(tmp_path / "c", "/dev/zero", **TOKENS)
     assert os.listdir(tmp_path) == ["items"]
+
+
+ODD_ROWS: list[dict[str, Any]] = [
+    {"item_id": 3, "sid": [3, 3], "key": None, "title": None, "weight": None, "tags": None},
+    {"item_id": 3, "sid": [3, 3], "weight": 2, "title": "ü", "tags": ["ü", "a", "a"]},
+    {"item_id": 3, "id": 7, "sid": [3, 3], "key": "k:3", "other": {"a": [1, {"b": 2}]}},
+    {"item_id": 0, "id": 2500, "sid": [3, 3], "tags": [], "servable": False},
+    {"item_id": -(2**63), "sid": [3, 3], "title": 'quoted "so": \\ and : so', "weight": 1e300},
+]
+
+
+@pytest.mark.parametrize("odd", ODD_ROWS, ids=range(len(ODD_ROWS)))
+@pytest.mark.parametrize("place", [0, 1023, 1024, 1099])
+def test_an_unusual_row_changes_nothing_about_the_others(
+    tmp_path: Path, odd: dict[str, Any], place: int
+) -> None:
+    """Rows are taken in some hundred at a time, an odd one among them one by one: the same file as from arrays."""
+    rows: list[dict[str, Any]] = [
+        {"item_id": 5 + row, "sid": [row % 3, row % 4], "title": f"t{row}", "tags": ["a"]}
+        for row in range(1100)
+    ]
+    rows[place] = odd
+    build(tmp_path, [json.dumps(row) for row in rows]).close()
+    build_catalog(
+        tmp_path / "arrays",
+        sids=[row["sid"] for row in rows],
+        item_ids=[row["item_id"] for row in rows],
+        keys=[row.get("key") for row in rows],
+        titles=[row.get("title") or "" for row in rows],
+        weights=[float(row.get("weight") or 0) for row in rows],
+        servable=[row.get("servable", True) for row in rows],
+        tags=[row.get("tags") or [] for row in rows],
+        **TOKENS,
+    )
+    assert (tmp_path / "arrays").read_bytes() == (tmp_path / "c").read_bytes()
+
+
+@pytest.mark.parametrize("place", [1, 1023, 1024, 1099])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        '{"id": 5, "sid": [0, 4]',
+        '{"id": 5, "sid": [0, true]}',
+        '{"id": 5.0, "sid": [0, 1]}',
+        '{"id": 9223372036854775808, "sid": [0, 1]}',
+        '{"id": 5, "sid": [0, 1, 2]}',
+        '{"id": 5, "sid": [0, -1]}',
+        '{"id": 5, "sid": [0, 4294967296]}',
+        '{"id": 5, "sid": [0, 1], "weight": NaN}',
+        '{"id": 5, "sid": [0, 1], "weight": true}',
+        '{"id": 5, "sid": [0, 1], "tags": ["a", ""]}',
+        '{"id": 5, "sid": [0, 1], "tags": ["a\\n"]}',
+        '{"id": 5, "sid": [0, 1], "tags": "a"}',
+        '{"id": 5, "sid": [0, 1], "key": ""}',
+        '{"id": 5, "sid": [0, 1], "title": 0}',
+        '{"id": 5, "sid": [0, 1], "servable": 0}',
+        '{"id": 5, "sid": [0, 1], "key": "\\ud800"}',
+        '{"id": 5, "id": 5, "sid": [0, 1]}',
+    ],
+)
+def test_the_first_bad_row_of_many_is_named(tmp_path: Path, bad: str, place: int) -> None:
+    lines = [f'{{"id": {10 + row}, "sid": [0, 1]}}' for row in range(1100)]
+    lines[place] = bad
+    lines[-1] = '{"later": "and worse"' if place < 1099 else bad
+    with pytest.raises(CatalogError, match=rf"items\.jsonl, row {place + 1}: "):
+        build(tmp_path, lines)
+    assert os.listdir(tmp_path) == ["items.jsonl"]

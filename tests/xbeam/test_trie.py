@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -22,6 +24,9 @@ from xgr_runtime.xbeam.trie import (
     range_numbers,
     sum_leaves,
 )
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 SidList = list[tuple[int, ...]]
 
@@ -142,7 +147,7 @@ def test_check_refuses(level: int, offsets: list[int], codes: list[int], message
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=20))
 def test_range_numbers_are_repetitions(dtype: type, lengths: list[int]) -> None:
-    offsets = np.cumsum([0, *lengths]).astype(dtype)
+    offsets: NDArray[Any] = np.cumsum([0, *lengths]).astype(dtype)
     numbers = range_numbers(offsets)
     assert numbers.tolist() == [i for i, length in enumerate(lengths) for _ in range(length)]
     assert numbers.dtype == dtype

@@ -6,14 +6,17 @@ bytes an item beside its text. Nothing else of a row stays, so a file of any siz
 
 from __future__ import annotations
 
+import math
 from array import array
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from xgr_runtime.errors import CatalogError
 from xgr_runtime.xbeam.catalog_input import shown
 from xgr_runtime.xbeam.catalog_source import (
+    MAX_KEY_BYTES,
     ItemTable,
     check_size,
     check_tag,
@@ -31,11 +34,24 @@ if TYPE_CHECKING:
 MAX_CODE = int(np.iinfo(np.int32).max)
 
 
+class Rows(NamedTuple):
+    """Columns of some rows, unchecked. Absent keys and titles are "", absent tags ()."""
+
+    item_ids: list[Any]
+    sids: list[Any]
+    keys: list[Any]
+    titles: list[Any]
+    weights: list[Any]
+    servable: list[Any]
+    tags: list[Any]
+
+
 class ItemColumns:
     """Columns under construction. `add` raises ValueError about the row; the reader knows what to call it."""
 
     def __init__(self, source: str, num_levels: int, id_field: str) -> None:
-        self._source, self._num_levels, self._id_field = source, num_levels, id_field
+        self.source = source
+        self._num_levels, self._id_field = num_levels, id_field
         self._sids, self._ids, self._weights = array("i"), array("q"), array("d")
         self._servable = bytearray()
         self._keys, self._titles = StringBuilder(), StringBuilder()
@@ -87,6 +103,38 @@ class ItemColumns:
         for rows in tag_rows:
             rows.append(row)
 
+    def add_plain(self, rows: Rows) -> bool:
+        """Adds many rows at once if nothing about them is unusual; returns False, having added none, if anything is.
+
+        As `add` row by row, in a third of the time: types and ranges are checked a column at a time. The unusual may still
+        be right, so whoever gets False adds the rows one by one.
+        """
+        if not _are_plain(rows, self._num_levels):
+            return False
+        names = set(chain.from_iterable(rows.tags))
+        try:
+            codes = array("i", chain.from_iterable(rows.sids))
+            item_ids, weights = array("q", rows.item_ids), array("d", rows.weights)
+            keys = list(map(str.encode, rows.keys))
+            titles = list(map(str.encode, rows.titles))
+            for name in names.difference(self._tags):
+                check_tag(name)
+        except (OverflowError, ValueError):
+            return False
+        if min(codes) < 0 or not math.isfinite(sum(weights)) or max(map(len, keys)) > MAX_KEY_BYTES:
+            return False
+        for row, tags in enumerate(rows.tags, len(self._servable)):
+            for tag in tags:
+                (self._tags.get(tag) or self._tags.setdefault(tag, array("i"))).append(row)
+        self._keys.extend(keys)
+        self._titles.extend(titles)
+        self._sids.extend(codes)
+        self._ids.extend(item_ids)
+        self._num_ids += len(item_ids)
+        self._weights.extend(weights)
+        self._servable.extend(rows.servable)
+        return True
+
     def _new_tag(self, tag: str) -> array[int]:
         check_tag(tag)
         return self._tags.setdefault(tag, array("i"))
@@ -98,16 +146,16 @@ class ItemColumns:
     def table(self) -> ItemTable:
         """The checked items; nothing can be added afterwards. Raises CatalogError."""
         num_rows = self.num_rows
-        check_size(self._source, num_rows)
+        check_size(self.source, num_rows)
         lines = np.frombuffer(self._lines, np.int64) if self._lines else None
         if 0 < self._num_ids < num_rows:
             row = self._row_without_id
             text = f"no {self._id_field!r}, other rows have one; give it in all or none"
-            raise row_error(self._source, row, text, None if lines is None else int(lines[row]))
+            raise row_error(self.source, row, text, None if lines is None else int(lines[row]))
         weights = np.frombuffer(self._weights, np.float64)
         servable = np.frombuffer(self._servable, np.bool_)
         return ItemTable(
-            self._source,
+            self.source,
             np.frombuffer(self._sids, np.int32).reshape(num_rows, self._num_levels),
             np.frombuffer(self._ids, np.int64)
             if self._num_ids
@@ -119,6 +167,23 @@ class ItemColumns:
             {name: _distinct(self._tags[name]) for name in sorted(self._tags)},
             lines,
         )
+
+
+def _are_plain(rows: Rows, num_levels: int) -> bool:
+    """Whether every value has the one usual type and every SID its length."""
+    return (
+        set(map(type, rows.item_ids)) == {int}
+        and set(map(type, rows.sids)) == {list}
+        and set(map(len, rows.sids)) == {num_levels}
+        and set(map(type, chain.from_iterable(rows.sids))) == {int}
+        and set(map(type, rows.keys)) == {str}
+        and set(map(type, rows.titles)) == {str}
+        and set(map(type, rows.weights)) <= {int, float}
+        and set(map(type, rows.servable)) == {bool}
+        and set(map(type, rows.tags)) <= {list, tuple}
+        and set(map(type, chain.from_iterable(rows.tags))) <= {str}
+        and "" not in chain.from_iterable(rows.tags)
+    )
 
 
 def _distinct(rising: array[int]) -> NDArray[np.int32]:

@@ -135,6 +135,7 @@ def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unrepeated)
 _PLAIN_DECODER = json.JSONDecoder()
+_LINE_ENDS = ("\n", "", "\r\n")
 
 
 def parse_json(content: bytes) -> Any:
@@ -153,34 +154,20 @@ def parse_json(content: bytes) -> Any:
 
 
 def parse_flat_object(line: bytes) -> Any:
-    """As `parse_json`, in two thirds of the time for an object of plain values; for files of a million lines.
+    """As `parse_json`, in half of the time for an object of plain values; for files of a million lines.
 
-    Names given twice are found by counting: without a backslash every colon of the line stands behind a name or in a
-    string. When all strings that were kept account for all colons but one a name that was kept, nothing was dropped.
+    Names given twice are found by counting: where no colon has blank space before it, every member has one colon behind a
+    quotation mark. As many of those as names that were kept: none was dropped. Anything else is read again with care.
 
     Raises:
         ValueError: as `parse_json`.
     """
     try:
         text = line.decode()
-        if "\\" not in text:
-            item = _PLAIN_DECODER.decode(text)
-            if type(item) is dict and text.count(":") == len(item) + _count_colons(item):
-                return item
+        item, end = _PLAIN_DECODER.raw_decode(text)
     except (ValueError, RecursionError):
-        pass  # parse_json says what is wrong with it
+        return parse_json(line)  # which says what is wrong
+    is_whole = text[end:] in _LINE_ENDS and type(item) is dict and text.count('":') == len(item)
+    if is_whole and not (" :" in text or "\t:" in text or "\n:" in text or "\r:" in text):
+        return item
     return parse_json(line)
-
-
-def _count_colons(item: dict[str, Any]) -> int:
-    """Colons in the names and strings of an object and in the lists of strings in it."""
-    count = 0
-    for name, value in item.items():
-        kind = type(value)
-        if kind is str:
-            count += value.count(":")
-        elif kind is list and value and type(value[0]) is str:
-            count += sum(text.count(":") for text in value if type(text) is str)
-        if ":" in name:
-            count += name.count(":")
-    return count

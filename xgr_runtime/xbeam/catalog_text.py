@@ -9,6 +9,7 @@ The checks run beside traffic: what would keep the interpreter's lock for long i
 from __future__ import annotations
 
 import codecs
+import time
 from array import array
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -67,6 +68,9 @@ class Strings:
         try:
             for first in range(0, len(self.blob), _CHUNK_BYTES):
                 decoder.decode(self.blob.data[first : first + _CHUNK_BYTES])
+                time.sleep(
+                    0
+                )  # lets go of the interpreter's lock, which others otherwise get after 5 ms
             decoder.decode(b"", final=True)
         except UnicodeDecodeError as error:
             raise CatalogError(f"{where}: the text is not UTF-8 ({error})") from error
@@ -84,6 +88,10 @@ class StringBuilder:
     def append(self, encoded: bytes) -> None:
         self.blob += encoded
         self.lengths.append(len(encoded))
+
+    def extend(self, encoded: Sequence[bytes]) -> None:
+        self.blob += b"".join(encoded)
+        self.lengths.extend(map(len, encoded))
 
     def strings(self) -> Strings:
         """What was appended so far. Nothing can be appended afterwards: the bytes are shared, not copied."""
