@@ -26,7 +26,7 @@ from tests.helpers.engines import (
     write_catalog,
 )
 from tests.helpers.tiny_models import TinyShape, write_tiny_model
-from xgr_runtime.config import LimitsConfig, SchedulerConfig
+from xgr_runtime.config import CacheConfig, LimitsConfig, SchedulerConfig
 from xgr_runtime.types import NORMALIZATIONS, RecRequest, Rules, Search
 from xgr_runtime.xschedule.buckets import prefill_bucket_of, rounds_bucket_of
 
@@ -74,6 +74,8 @@ def engine_of(oracle: Oracle, file: Path, max_wait_ms: float) -> Engine:
                 max_batch_rows=4096,
                 max_wait_ms=max_wait_ms,
             ),
+            # A cached prefix makes a smaller prefill, hence another bucket.
+            cache=CacheConfig(prefix_cache=False),
         )
     )
 

@@ -151,7 +151,7 @@ def test_identity_and_catalogues(config: RuntimeConfig, oracle: Oracle) -> None:
     start_s = time.monotonic()
     with make_engine(config) as engine:
         stats = engine.stats()
-        assert (stats.device_kind, stats.model_version) == ("cpu", engine.model_version)
+        assert (stats.device_kind, stats.model_version) == (config.device, engine.model_version)
         described = engine.describe()
         assert {name: list(bound) for name, bound in stats.providers.items()} == described["ops"]
         assert stats.num_reference_ops == described["num_reference_ops"]

@@ -288,3 +288,24 @@ def test_the_host_waits_once_and_overwrites_nothing_before(config: RuntimeConfig
         for number, group in enumerate(batch.groups):
             by_itself = engine.worker.run(make_batch(engine, PLAIN[number : number + 1]))
             assert_same_bits(output.groups[number], by_itself.groups[0], group)
+
+
+def test_a_batch_that_raises_leaves_nothing_behind_that_the_next_one_overwrites(
+    config: RuntimeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = LateDevice()
+    with closing(make_engine(config, device)) as engine:
+        device.synchronize()
+        batch = make_batch(engine, PLAIN[:1])
+        expected = engine.worker.run(batch)
+
+        def broken(number: int) -> None:
+            raise RuntimeError("the device lost its mind")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(engine.runner.state, "copy_to_host", broken)
+            with pytest.raises(RuntimeError, match="lost its mind"):
+                engine.worker.run(make_batch(engine, PLAIN[1:2], histories=(1, 0)))
+        assert device.is_done()
+        again = engine.worker.run(batch)
+        assert_same_bits(again.groups[0], expected.groups[0], batch.groups[0])

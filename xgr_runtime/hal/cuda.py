@@ -1,5 +1,9 @@
 """An NVIDIA GPU as a device. Work runs on one side stream, which capture needs; graphs share one memory pool.
 
+Memory is allocated and filled wherever it is made, hence on torch's default stream, with which a side stream is not ordered:
+on a busy GPU the zeros of a new buffer would arrive after the first copy into it. So the side stream waits for the default
+one whenever a segment opens, and before a copy outside of segments. (Host memory of a copy is the caller's to keep.)
+
 Catalogues are loaded from other threads while batches run. A copy that another thread issues during a capture would be
 recorded into the graph's stream or break it, so captures and copies exclude each other.
 """
@@ -71,14 +75,18 @@ class CudaDevice:
         self.capability = f"sm_{major}{minor}"
         self._stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
         self._lock = threading.Lock()
+        self._open = threading.local()  # whether this thread is inside a segment
         self._pool: Any = None  # torch gives an opaque handle
 
     def pinned_empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        with self._lock, torch.cuda.stream(self._stream):
-            target.copy_(source, non_blocking=True)
+        with self._lock:
+            if not getattr(self._open, "is_inside", False):
+                self._follow_default_stream()
+            with torch.cuda.stream(self._stream):
+                target.copy_(source, non_blocking=True)
 
     def record_event(self) -> _CudaEvent:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -90,11 +98,19 @@ class CudaDevice:
 
     @contextmanager
     def segment(self, name: str) -> Iterator[None]:
-        with torch.cuda.device(self.torch_device), torch.cuda.stream(self._stream):
-            yield
+        with torch.cuda.device(self.torch_device):
+            with self._lock:
+                self._follow_default_stream()
+            self._open.is_inside = True
+            try:
+                with torch.cuda.stream(self._stream):
+                    yield
+            finally:
+                self._open.is_inside = False
 
     def capture(self, name: str, fn: Callable[[], None]) -> Graph:
         graph = torch.cuda.CUDAGraph()
+        torch.cuda.default_stream(self.torch_device).synchronize()
         self._stream.synchronize()
         with torch.cuda.stream(self._stream):
             fn()
@@ -108,6 +124,10 @@ class CudaDevice:
             fn()
         self._pool = self._pool or graph.pool()
         return graph
+
+    def _follow_default_stream(self) -> None:
+        """Order what comes on the side stream behind what the default stream has been given."""
+        self._stream.wait_stream(torch.cuda.default_stream(self.torch_device))
 
     def memory(self) -> MemoryInfo:
         total = torch.cuda.get_device_properties(self.torch_device).total_memory

@@ -36,7 +36,18 @@ class Worker:
         self._clock = StageClock(device)
 
     def run(self, batch: Batch) -> BatchOutput:
-        """Run `batch` to its end. The outcome's arrays are copies."""
+        """Run `batch` to its end. The outcome's arrays are copies.
+
+        Where it raises, the device has finished what was issued: until then that reads the pinned inputs, which the next
+        batch writes anew.
+        """
+        try:
+            return self._run(batch)
+        except BaseException:
+            self._device.synchronize()
+            raise
+
+    def _run(self, batch: Batch) -> BatchOutput:
         runner, is_coarse = self._runner, self._device.is_capturing_supported
         clock = self._clock
         histories = batch.histories
