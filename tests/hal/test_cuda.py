@@ -14,6 +14,11 @@ pytestmark = pytest.mark.device("cuda")
 BUSY_CYCLES = 200_000_000  # about a tenth of a second
 
 
+def keep_busy() -> None:
+    """Give the default stream something to do first."""
+    torch.cuda._sleep(BUSY_CYCLES)  # type: ignore[no-untyped-call]
+
+
 def pinned(device: Device, values: torch.Tensor) -> torch.Tensor:
     host = device.pinned_empty(values.shape, values.dtype)
     host.copy_(values)
@@ -22,7 +27,7 @@ def pinned(device: Device, values: torch.Tensor) -> torch.Tensor:
 
 def test_a_copy_comes_after_the_zeros_of_its_target(device: Device) -> None:
     host = pinned(device, torch.arange(1000.0))
-    torch.cuda._sleep(BUSY_CYCLES)
+    keep_busy()
     target = torch.zeros(1000, device=device.torch_device)
     device.copy(target, host)
     device.record_event().wait()
@@ -32,7 +37,7 @@ def test_a_copy_comes_after_the_zeros_of_its_target(device: Device) -> None:
 
 def test_a_segment_comes_after_what_the_default_stream_was_given(device: Device) -> None:
     host, back = pinned(device, torch.arange(1000.0)), device.pinned_empty((1000,), torch.float32)
-    torch.cuda._sleep(BUSY_CYCLES)
+    keep_busy()
     source = torch.full((1000,), 3.0, device=device.torch_device)
     target = torch.zeros(1000, device=device.torch_device)
     with device.segment("inputs"):
@@ -45,8 +50,12 @@ def test_a_segment_comes_after_what_the_default_stream_was_given(device: Device)
 
 def test_a_captured_graph_comes_after_what_the_default_stream_was_given(device: Device) -> None:
     x, back = torch.zeros(4, device=device.torch_device), device.pinned_empty((4,), torch.float32)
-    graph = device.capture("add", lambda: x.add_(1))
-    torch.cuda._sleep(BUSY_CYCLES)
+
+    def add_one() -> None:
+        x.add_(1)
+
+    graph = device.capture("add", add_one)
+    keep_busy()
     x.fill_(5.0)
     with device.segment("add"):
         graph.replay()
