@@ -20,6 +20,7 @@ from xgr_runtime.errors import ConfigError, printable
 from xgr_runtime.service.catalog_admin import SERVICE_NAME as CATALOG_SERVICE_NAME
 from xgr_runtime.service.catalog_admin import CatalogEngine, CatalogServicer
 from xgr_runtime.service.grpc_server import open_grpc_server
+from xgr_runtime.service.guarded_handlers import GuardedServer
 from xgr_runtime.service.health import ServiceHealth
 from xgr_runtime.service.metrics import ServiceMetrics
 from xgr_runtime.service.metrics_http import MetricsEndpoint
@@ -81,11 +82,12 @@ class RecommendServer:
     async def start(self) -> int:
         """Listen; returns the port. Raises ConfigError when the address cannot be bound."""
         add_to_server(self.servicer, self._server)
-        await self._health.add_to_server(self._server)
+        guarded = GuardedServer(self._server, self._config.receive_s)
+        await self._health.add_to_server(guarded)
         if self._catalogs is not None:
-            self._catalogs.add_to_server(self._server)
+            self._catalogs.add_to_server(guarded)
         if self._reflection is not None:
-            self._reflection.add_to_server(self._server)
+            self._reflection.add_to_server(guarded)
         check_address(self._config.host, self._config.port)
         address = format_address(self._config.host, self._config.port)
         port = int(self._server.add_insecure_port(address))

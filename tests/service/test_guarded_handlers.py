@@ -1,0 +1,99 @@
+"""Health, reflection and whatever else shares the port keep the same manners as the service itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+
+from tests.service.running import running
+from tests.service.stand_in import StandInEngine
+from xgr_runtime.config import RuntimeConfig, ServiceConfig
+from xgr_runtime.service.grpc_server import open_grpc_server
+from xgr_runtime.service.guarded_handlers import GuardedServer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+RECEIVE_S = 0.3
+CONFIG = RuntimeConfig(service=ServiceConfig(receive_s=RECEIVE_S))
+METHODS = (
+    "/grpc.health.v1.Health/Check",
+    "/grpc.health.v1.Health/Watch",
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+)
+
+
+async def end_of(channel: Any, method: str, data: bytes | None) -> tuple[grpc.StatusCode, str]:
+    """Status and message of a call that sends these bytes, or nothing, and is half-closed."""
+    call = channel.stream_stream(method)(iter(() if data is None else (data,)), timeout=10)
+    with suppress(grpc.aio.AioRpcError):
+        async for _ in call:
+            pass
+    return await call.code(), await call.details()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_bytes_that_are_no_message(method: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with (
+            running(StandInEngine(), CONFIG) as (_, target),
+            grpc.aio.insecure_channel(target) as channel,
+        ):
+            for data in (b"\xff\xff\xff", b"\x0a\x02\xff\xfe", b"\x1a\x02\xff\xfe"):
+                code, text = await end_of(channel, method, data)
+                if data[0] == 0x1A and "Health" in method:
+                    continue  # a field that health does not know: skipped, whatever it holds
+                assert code is grpc.StatusCode.INVALID_ARGUMENT
+                assert text == "the bytes of a message are not of the method's type"
+            if "Reflection" not in method:
+                code, text = await end_of(channel, method, None)
+                assert code is grpc.StatusCode.INVALID_ARGUMENT
+                assert text == "the call ended without a message"
+                call = channel.stream_stream(method)(timeout=10)
+                assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                assert "service.receive_s = 0.3 seconds" in await call.details()
+
+    asyncio.run(main())
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_what_a_handler_raises_stays_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def raises(message: bytes, _context: Any) -> bytes:
+        if message == b"lacking":
+            raise NotImplementedError("secret")
+        if message == b"defect":
+            raise ValueError("secret of the machine")
+        return message
+
+    async def yields(messages: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
+        async for message in messages:
+            yield await raises(message, None)
+
+    async def main() -> None:
+        server = open_grpc_server([])
+        handlers = {
+            "One": grpc.unary_unary_rpc_method_handler(raises),
+            "Many": grpc.stream_stream_rpc_method_handler(yields),
+        }
+        GuardedServer(server, 5).add_registered_method_handlers("a.Service", handlers)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            for method in ("/a.Service/One", "/a.Service/Many"):
+                code, text = await end_of(channel, method, b"defect")
+                assert code is grpc.StatusCode.INTERNAL
+                assert "secret" not in text
+                assert await end_of(channel, method, b"fine") == (grpc.StatusCode.OK, "")
+            code, text = await end_of(channel, "/a.Service/One", b"lacking")
+            assert (code, text) == (grpc.StatusCode.UNIMPLEMENTED, "the method is not implemented")
+        await server.stop(0)
+
+    asyncio.run(main())
+    texts = [str(record.exc_info[1]) for record in caplog.records if record.exc_info]
+    assert texts == ["secret of the machine"] * 2
+    assert all(record.levelno == logging.ERROR for record in caplog.records)
