@@ -27,6 +27,8 @@ def pinned(device: Device, values: torch.Tensor) -> torch.Tensor:
 
 def test_a_copy_comes_after_the_zeros_of_its_target(device: Device) -> None:
     host = pinned(device, torch.arange(1000.0))
+    del_me = torch.empty(1000, device=device.torch_device)
+    del del_me  # the next buffer takes its memory: a fresh one would make everything wait
     keep_busy()
     target = torch.zeros(1000, device=device.torch_device)
     device.copy(target, host)
