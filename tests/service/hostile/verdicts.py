@@ -49,7 +49,7 @@ class Judge:
         return "OK" if self._fits_catalog(message, search) else "INVALID_ARGUMENT"
 
     def _is_well_formed(self, message: pb.RecommendRequest) -> bool:
-        given = [name for name in INPUTS if message.HasField(name)]  # type: ignore[arg-type]
+        given = [name for name in INPUTS if message.HasField(name)]
         request_id = message.request_id
         if len(given) != 1 or len(message.searches) != 1:
             return False
@@ -74,7 +74,7 @@ class Judge:
         if not 1 <= levels <= 8 or (value.values and value.values_le) or len(value.values_le) % 4:
             return False
         count = len(value.values) + len(value.values_le) // 4
-        return count % levels == 0 and count // levels <= most
+        return bool(count % levels == 0 and count // levels <= most)
 
     def _are_keys(self, keys: Sequence[str], most: int) -> bool:
         return len(keys) <= most and all(len(k) <= self.limits.max_key_length for k in keys)
