@@ -21,6 +21,7 @@ import numpy as np
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tools._bench.catalog_items import Items, expressions, passes, tag_rows
 from tools._bench.catalog_size import arrays_case, jsonl_case
 from tools._bench.timing import (
     MIN_RUNS,
@@ -59,15 +60,6 @@ class Sizes:
     array_items: int = 10_000_000
 
 
-@dataclass(frozen=True)
-class Items:
-    """Random items: sids int32 [n, levels], ids int64 [n] distinct, tags int64 [n, tags_per_item]."""
-
-    sids: NDArray[np.int32]
-    ids: NDArray[np.int64]
-    tags: NDArray[np.int64]
-
-
 def random_items(sizes: Sizes, rng: np.random.Generator) -> Items:
     """Uniform codes, ids over all of int64, tags drawn with repetition."""
     n = sizes.num_items
@@ -75,35 +67,6 @@ def random_items(sizes: Sizes, rng: np.random.Generator) -> Items:
     ids = np.unique(rng.integers(-(2**63), 2**63, n + n // 10 + 8, np.int64))
     tags = rng.integers(0, sizes.num_tags, (n, sizes.tags_per_item))
     return Items(sids, rng.permutation(ids)[:n], tags)
-
-
-def tag_rows(items: Items, num_tags: int) -> dict[str, NDArray[np.int64]]:
-    """Tag name -> the rows that have it."""
-    rows = ((items.tags == tag).any(axis=1) for tag in range(num_tags))
-    return {f"tag:{tag}": np.flatnonzero(has_tag) for tag, has_tag in enumerate(rows)}
-
-
-def expressions(num_tags: int) -> dict[str, TagExpression]:
-    """A usual combination, and one whose tag lists cover the catalogue more than once."""
-    names = [f"tag:{tag}" for tag in range(num_tags)]
-    half, fifth = num_tags // 2, num_tags // 5
-    return {
-        "tags": TagExpression.canonical([names[:fifth], names[fifth : 2 * fifth]], names[-2:]),
-        "tags_wide": TagExpression.canonical([names[:-fifth], names[fifth:]], names[half:-fifth]),
-    }
-
-
-def passes(items: Items, expression: TagExpression) -> NDArray[np.bool_]:
-    """Which rows pass, read off the tag numbers."""
-
-    def has_any(names: tuple[str, ...]) -> Any:
-        wanted = [int(name.split(":")[1]) for name in names]
-        return np.isin(items.tags, wanted).any(axis=1)
-
-    keep: NDArray[np.bool_] = ~has_any(expression.exclude)
-    for group in expression.require:
-        keep &= has_any(group)
-    return keep
 
 
 def check_build(catalog: Catalog, items: Items) -> None:

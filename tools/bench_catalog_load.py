@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 from tools._bench.memory import memory_mib  # noqa: E402
 from tools._bench.random_model import Qwen3Shape, write_random_model  # noqa: E402
+from tools._bench.samples import Samples, overlap  # noqa: E402
 from tools._bench.timing import (  # noqa: E402
     add_output_arguments,
     environment,
@@ -58,24 +59,6 @@ class Sizes:
     cycles: int = 6
     idle_s: float = 4.0
     hidden_size: int = 64
-
-
-@dataclass
-class Samples:
-    """Moments (seconds) and what was seen at them (milliseconds); written by one thread."""
-
-    at_s: list[float] = field(default_factory=list)
-    ms: list[float] = field(default_factory=list)
-
-    def add(self, start_s: float, value_ms: float) -> None:
-        self.at_s.append(start_s)
-        self.ms.append(value_ms)
-
-    def summary(self, is_inside: Sequence[bool] | np.ndarray[Any, Any]) -> dict[str, float]:
-        """Percentiles of the chosen samples."""
-        chosen = np.asarray(self.ms)[np.asarray(is_inside, bool)]
-        p50, p99, p999, most = np.percentile(chosen, [50, 99, 99.9, 100]).round(3).tolist()
-        return {"p50_ms": p50, "p99_ms": p99, "p999_ms": p999, "max_ms": most, "num": len(chosen)}
 
 
 def write_versions(folder: Path, sizes: Sizes, seed: int) -> list[Path]:
@@ -231,16 +214,6 @@ def report(
         "seed": seed,
         "environment": environment(),
     }
-
-
-def overlap(
-    start_s: np.ndarray[Any, Any], end_s: np.ndarray[Any, Any], spans: Sequence[tuple[float, float]]
-) -> np.ndarray[Any, Any]:
-    """Which samples overlap one of the spans."""
-    result = np.zeros(len(start_s), bool)
-    for first, last in spans:
-        result |= (end_s >= first) & (start_s <= last)
-    return result
 
 
 def main(arguments: list[str] | None = None) -> int:
