@@ -61,7 +61,7 @@ class SearchDefaults:
 class LimitsConfig:
     """What one request may ask for, and all requests together; beyond it a request is refused by the limit's name.
 
-    max_waiting_bytes: messages of all requests that wait for their answer. max_concurrent_streams (calls open at once on one
+    max_metadata_bytes: headers of one call. max_waiting_bytes: messages of all requests that wait for their answer. max_concurrent_streams (calls open at once on one
     connection) and max_connections are kept by gRPC, which names nothing: a call waits or ends UNAVAILABLE, a further
     connection is closed.
     """
@@ -79,6 +79,7 @@ class LimitsConfig:
     max_name_length: int = 256
     max_request_id_length: int = 128
     max_message_bytes: int = 4 * 1024 * 1024
+    max_metadata_bytes: int = 16384
     max_waiting_bytes: int = 256 * 1024 * 1024
     max_concurrent_streams: int = 2048
     max_connections: int = 900

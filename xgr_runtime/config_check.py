@@ -27,6 +27,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "limits.max_searches": (1, 1),  # several of one history are not supported yet
     "limits.max_name_length": (1, 2**16),
     "limits.max_message_bytes": (1024, 2**30),
+    "limits.max_metadata_bytes": (1024, 2**20),
     "limits.max_waiting_bytes": (1024, 2**40),
     "limits.max_concurrent_streams": (1, 2**20),
     "limits.max_connections": (1, 2**20),

@@ -166,6 +166,9 @@ def server_options(config: RuntimeConfig) -> list[tuple[str, int]]:
         # Beyond the limit itself: up to there the servicer refuses a message by the limit's name, gRPC names none.
         ("grpc.max_receive_message_length", limits.max_message_bytes + NAMED_EXCESS_BYTES),
         ("grpc.max_send_message_length", limits.max_message_bytes),
+        # One number for both: between the two gRPC refuses calls at random.
+        ("grpc.max_metadata_size", limits.max_metadata_bytes),
+        ("grpc.absolute_max_metadata_size", limits.max_metadata_bytes),
         # Without it a second server on the same port starts without an error and takes half of the calls.
         ("grpc.so_reuseport", 0),
         # Only plain messages: older gRPC unpacks a compressed one, a megabyte to a gigabyte, before it looks at its size.

@@ -49,7 +49,7 @@ LIMITS = {
 }
 OTHERS = ("search.num_results=10", "search.beam_width=8", "scheduler.max_batch_histories=16")
 # Kept by gRPC, which names nothing; their tests are among those of connections.
-OF_GRPC = {"max_concurrent_streams", "max_connections"}
+OF_GRPC = {"max_concurrent_streams", "max_connections", "max_metadata_bytes"}
 # Of all requests together, with tests of their own below.
 OF_ALL = {"max_waiting_bytes"}
 LARGEST = LimitsConfig(
