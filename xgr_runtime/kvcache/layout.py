@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from xgr_runtime.errors import DeviceError
+from xgr_runtime.hal.memory import allocate
 from xgr_runtime.kvcache.allocator import num_pages_of
 
 # placement: the options that its size follows
@@ -76,15 +76,10 @@ def allocate_storage(
     group: KVGroup, num_blocks: int, tokens_per_block: int, device: torch.device
 ) -> torch.Tensor:
     """Zeroed memory of a group on the device. Raises DeviceError when there is no room for it."""
-    shape = group.storage_shape(num_blocks, tokens_per_block)
-    try:
-        return torch.zeros(shape, dtype=group.dtype, device=device)
-    except (
-        MemoryError,
-        RuntimeError,
-    ) as error:  # torch has no one error for it: each device's allocator its own
-        num_bytes = num_blocks * tokens_per_block * group.bytes_per_token
-        raise DeviceError(
-            f"{device} has no room for {num_bytes} bytes of keys and values ({group.name}: {num_blocks} blocks of "
-            f"{tokens_per_block} tokens); lower {_OPTIONS[group.placement]}"
-        ) from error
+    return allocate(
+        group.storage_shape(num_blocks, tokens_per_block),
+        group.dtype,
+        device,
+        what=f"keys and values ({group.name}: {num_blocks} blocks of {tokens_per_block} tokens)",
+        lower=_OPTIONS[group.placement],
+    )

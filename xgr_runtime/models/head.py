@@ -18,6 +18,7 @@ import torch
 
 from xgr_runtime.errors import CheckpointError
 from xgr_runtime.hal.bound import BoundOps
+from xgr_runtime.hal.memory import room_for
 
 _TILE_ROWS = 4096
 ABSENT_CODE = -1
@@ -77,7 +78,7 @@ class Head:
         Args:
             token_of: per level int32 [C], the token of each code, -1 where a code has none.
 
-        Raises CheckpointError when a token is outside the model's vocabulary.
+        Raises CheckpointError when a token is outside the model's vocabulary, DeviceError when there is no room for the rows.
         """
         return CatalogHead(
             self, tuple(self._level_rows(tokens, level) for level, tokens in enumerate(token_of))
@@ -102,10 +103,13 @@ class Head:
     def _gather(self, tokens_C: npt.NDArray[np.int32]) -> LevelRows:
         device = self.weight_VM.device
         is_absent_C = tokens_C == ABSENT_CODE
-        token_C = torch.from_numpy(np.where(is_absent_C, 0, tokens_C).astype(np.int64)).to(device)
-        return LevelRows(
-            weight_CM=self.weight_VM.index_select(0, token_C),
-            token_C=token_C,
-            is_absent_C=torch.from_numpy(is_absent_C).to(device),
-            has_absent=bool(is_absent_C.any()),
-        )
+        num_bytes = len(tokens_C) * self.weight_VM.shape[1] * self.weight_VM.element_size()
+        with room_for("a catalogue's rows of the head", "cache.catalog_slots", device, num_bytes):
+            tokens = np.where(is_absent_C, 0, tokens_C).astype(np.int64)
+            token_C = torch.from_numpy(tokens).to(device)
+            return LevelRows(
+                weight_CM=self.weight_VM.index_select(0, token_C),
+                token_C=token_C,
+                is_absent_C=torch.from_numpy(is_absent_C).to(device),
+                has_absent=bool(is_absent_C.any()),
+            )

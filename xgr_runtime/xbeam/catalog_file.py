@@ -19,6 +19,7 @@ or the whole new one, and a failed build leaves nothing behind (a process killed
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import mmap
@@ -31,7 +32,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from xgr_runtime.errors import CatalogError
+from xgr_runtime.errors import CatalogError, DeviceError
 from xgr_runtime.xbeam.catalog_header import (
     SECTION_DTYPES,
     CatalogMeta,
@@ -205,7 +206,8 @@ def read_file(path: str | Path) -> CatalogFile:
     """As `map_file`, but reads the whole file into private memory; the file may change or go afterwards.
 
     Raises:
-        CatalogError: as `map_file`, and where memory for the file is lacking or it shrinks while it is read.
+        CatalogError: as `map_file`, and where it shrinks while it is read.
+        DeviceError: the host has no memory for the file.
     """
     return _load(path, is_private=True)
 
@@ -225,6 +227,8 @@ def _load(path: str | Path, is_private: bool) -> CatalogFile:
         except (OSError, ValueError) as error:
             if isinstance(error, CatalogError):
                 raise
+            if getattr(error, "errno", None) == errno.ENOMEM:
+                raise DeviceError(f"the host has no memory for the catalogue {name}") from error
             reason = (
                 getattr(error, "strerror", None) or error
             )  # ValueError: shorter than `size` by now

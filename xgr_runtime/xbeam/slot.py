@@ -15,6 +15,7 @@ import torch
 
 from xgr_runtime.config import CacheConfig
 from xgr_runtime.hal.device import Device
+from xgr_runtime.hal.memory import allocate
 from xgr_runtime.hal.ops.beam import LevelTrie
 from xgr_runtime.xbeam.catalog import Catalog
 from xgr_runtime.xbeam.rules import RuleSet
@@ -22,6 +23,7 @@ from xgr_runtime.xbeam.rules import RuleSet
 _DENSE_LEVELS = 2
 _DENSE_MIN_SHARE = 0.125
 _DENSE_BYTES_PER_ENTRY = 5
+_OPTIONS = "cache.catalog_slots, cache.catalog_headroom, cache.rule_rows or cache.dense_level_bytes"
 ALL_ALIVE_ROW = 0
 
 
@@ -100,10 +102,7 @@ class CatalogSlot:
         self._device = device
         self._num_rows = num_rule_rows + num_scratch_rows
         self.levels = tuple(self._allocate(level) for level in plan.levels)
-        self.token_of = tuple(
-            torch.zeros(level.num_codes, dtype=torch.int64, device=device.torch_device)
-            for level in plan.levels
-        )
+        self.token_of = tuple(self._zeros((level.num_codes,), torch.int64) for level in plan.levels)
         self._dense_positions: list[npt.NDArray[np.int64] | None] = [None] * len(plan.levels)
         self.catalog: Catalog | None = None
 
@@ -205,24 +204,28 @@ class CatalogSlot:
     def _put(self, target: torch.Tensor, source: npt.NDArray[np.generic]) -> None:
         self._device.copy(target, torch.from_numpy(np.require(source, requirements=["C", "W"])))
 
-    def _allocate(self, plan: LevelPlan) -> LevelTrie:
-        def empty(size: int, dtype: torch.dtype) -> torch.Tensor:
-            return torch.zeros(size, dtype=dtype, device=self._device.torch_device)
-
-        alive = torch.zeros(
-            (self._num_rows, plan.row_length), dtype=torch.bool, device=self._device.torch_device
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return allocate(
+            shape,
+            dtype,
+            self._device.torch_device,
+            what="a slot of a catalogue",
+            lower=_OPTIONS,
         )
+
+    def _allocate(self, plan: LevelPlan) -> LevelTrie:
+        alive = self._zeros((self._num_rows, plan.row_length), torch.bool)
         if plan.is_dense:
-            child_node = empty(plan.num_nodes * plan.num_codes, torch.int32)
+            child_node = self._zeros((plan.num_nodes * plan.num_codes,), torch.int32)
             return LevelTrie(plan.num_codes, plan.max_fanout, True, None, None, child_node, alive)
         wide = torch.int64 if plan.num_edges >= 2**31 else torch.int32
-        offsets = empty(plan.num_nodes + 1, wide)
+        offsets = self._zeros((plan.num_nodes + 1,), wide)
         return LevelTrie(
             plan.num_codes,
             plan.max_fanout,
             False,
             offsets,
-            empty(plan.num_edges, torch.int32),
+            self._zeros((plan.num_edges,), torch.int32),
             None,
             alive,
         )

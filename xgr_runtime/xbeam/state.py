@@ -16,7 +16,11 @@ from dataclasses import dataclass
 import torch
 
 from xgr_runtime.hal.device import Device
+from xgr_runtime.hal.memory import allocate, allocate_pinned
 from xgr_runtime.hal.ops.beam import BeamRows
+
+_WHAT = "beams"
+_OPTIONS = "scheduler.max_batch_rows or scheduler.max_batch_histories"
 
 
 @dataclass(frozen=True)
@@ -44,25 +48,15 @@ class BeamState:
         rows = 3 * num_levels * row_capacity
         size = rows + search_capacity + 1
         self._counters_at = size + size % 2
-        self._block = torch.zeros(
-            self._counters_at + 4, dtype=torch.int32, device=device.torch_device
-        )
+        self._block = _allocate((self._counters_at + 4,), torch.int32, device)
         self._device = device
         self._host_blocks: list[torch.Tensor] = []
         self.reserve(1)
         self._views = self._split(self._block)
-        self.codes_LN = torch.zeros(
-            (num_levels, row_capacity), dtype=torch.int32, device=device.torch_device
-        )
-        self.root_scores_S = torch.zeros(
-            search_capacity, dtype=torch.float32, device=device.torch_device
-        )
-        self.root_ints_S = torch.zeros(
-            (3, search_capacity), dtype=torch.int32, device=device.torch_device
-        )
-        self.slots_2N = torch.zeros(
-            (2, row_capacity), dtype=torch.int32, device=device.torch_device
-        )
+        self.codes_LN = _allocate((num_levels, row_capacity), torch.int32, device)
+        self.root_scores_S = _allocate((search_capacity,), torch.float32, device)
+        self.root_ints_S = _allocate((3, search_capacity), torch.int32, device)
+        self.slots_2N = _allocate((2, row_capacity), torch.int32, device)
 
     @property
     def status_S1(self) -> torch.Tensor:  # noqa: N802 - the suffix is its shape
@@ -77,7 +71,11 @@ class BeamState:
     def reserve(self, num_groups: int) -> None:
         """Have pinned memory for the outcomes of that many groups of a batch; not inside a segment."""
         while len(self._host_blocks) < num_groups:
-            self._host_blocks.append(self._device.pinned_empty(self._block.shape, torch.int32))
+            self._host_blocks.append(
+                allocate_pinned(
+                    self._device, self._block.shape, torch.int32, what=_WHAT, lower=_OPTIONS
+                )
+            )
 
     def reset(self) -> None:
         """Make the root rows and the counters ready; part of the first segment."""
@@ -124,3 +122,7 @@ class BeamState:
             status_S1=block[3 * part : status_end],
             counters=block[self._counters_at : self._counters_at + 4].view(torch.int64),
         )
+
+
+def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: Device) -> torch.Tensor:
+    return allocate(shape, dtype, device.torch_device, what=_WHAT, lower=_OPTIONS)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from xgr_runtime.hal.device import Device
+from xgr_runtime.hal.memory import allocate, allocate_pinned
 from xgr_runtime.kvcache.allocator import NULL_PAGE
 from xgr_runtime.xschedule.batch import PackedHistories, SearchGroup
 from xgr_runtime.xschedule.buckets import PrefillBucket, RoundsBucket, SharedBucket
@@ -64,12 +65,17 @@ class _Mirror:
 
 
 class _Mirrored:
-    """Device tensors by name, and pinned host mirrors of all of them as often as reserved."""
+    """Device tensors by name, and pinned host mirrors of all of them as often as reserved.
 
-    def __init__(self, shapes: Shapes, device: Device) -> None:
-        self._shapes, self._device = shapes, device
+    options: those that the sizes follow.
+    """
+
+    def __init__(self, shapes: Shapes, device: Device, options: str) -> None:
+        self._shapes, self._device, self._options = shapes, device, options
         self.tensors = {
-            name: torch.zeros(shape, dtype=dtype, device=device.torch_device)
+            name: allocate(
+                shape, dtype, device.torch_device, what=f"inputs ({name})", lower=options
+            )
             for name, (shape, dtype) in shapes.items()
         }
         self._mirrors: list[dict[str, _Mirror]] = []
@@ -80,7 +86,8 @@ class _Mirrored:
         while len(self._mirrors) < num_mirrors:
             mirror = {}
             for name, (shape, dtype) in self._shapes.items():
-                tensor = self._device.pinned_empty(shape, dtype).zero_()
+                what = f"inputs ({name})"
+                tensor = allocate_pinned(self._device, shape, dtype, what=what, lower=self._options)
                 mirror[name] = _Mirror(tensor, tensor.numpy())
             self._mirrors.append(mirror)
 
@@ -127,6 +134,7 @@ class HistoryBuffers:
                 "page_table": ((c.num_histories, c.num_pages_per_history), torch.int32),
             },
             device,
+            "scheduler.max_batch_tokens or scheduler.max_batch_histories",
         )
 
     def prefill_view(self, bucket: PrefillBucket) -> PrefillInputs:
@@ -176,6 +184,7 @@ class GroupBuffers:
                 "history_row_starts": ((levels, c.num_histories + 1), torch.int32),
             },
             device,
+            "scheduler.max_batch_rows or scheduler.max_batch_histories",
         )
 
     def reserve(self, num_groups: int) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from xgr_runtime.config import CacheConfig
-from xgr_runtime.errors import CatalogError, NotFound, shown
+from xgr_runtime.errors import CatalogError, DeviceError, NotFound, shown
 from xgr_runtime.hal.device import Device
 from xgr_runtime.models.head import CatalogHead, Head, LevelRows
 from xgr_runtime.xbeam.catalog import Catalog
@@ -87,10 +87,19 @@ class CatalogStore:
         now neither active nor pinned. That version is retired, and its slot is filled in place, or freed for a new one when
         the catalogue does not fit.
 
-        Raises CatalogError, CheckpointError, and what the device raises when it is out of memory. Whatever is raised, every
-        version stays loaded and the active one active, except in the last case: there the version retired for its slot
-        stays retired when allocating or filling the slot fails.
+        Raises CatalogError, CheckpointError, and DeviceError when the device or the host has no memory for it. Whatever is
+        raised, every version stays loaded and the active one active, except in the last case: there the version retired for
+        its slot stays retired when allocating or filling the slot fails.
         """
+        try:
+            return self._load(name, path, max_levels)
+        except MemoryError as error:
+            raise DeviceError(
+                f"the host has no memory to load {shown(path)} as catalogue {shown(name)}; lower cache.catalog_slots or "
+                "cache.rule_cache_bytes, or give the process more memory"
+            ) from error
+
+    def _load(self, name: str, path: str, max_levels: int | None) -> str:
         catalog = Catalog.open(path, is_private=True)
         catalog.verify()
         catalog.prepare()

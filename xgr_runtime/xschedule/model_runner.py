@@ -13,6 +13,7 @@ import torch
 
 from xgr_runtime.hal.bound import BoundOps, bind_ops
 from xgr_runtime.hal.device import Device
+from xgr_runtime.hal.memory import allocate
 from xgr_runtime.hal.ops.beam import BeamRows
 from xgr_runtime.kvcache.shared import SharedKV
 from xgr_runtime.kvcache.unshared import UnsharedKV
@@ -78,8 +79,12 @@ class ModelRunner:
         self.histories = HistoryBuffers(capacities, device)
         self.searches = GroupBuffers(capacities, device)
         self.state = BeamState(rounds, capacities.num_rows, capacities.num_searches, device)
-        self._hidden_HM = torch.zeros(
-            (capacities.num_histories, model.hidden_size), dtype=dtype, device=place
+        self._hidden_HM = allocate(
+            (capacities.num_histories, model.hidden_size),
+            dtype,
+            place,
+            what="hidden states",
+            lower="scheduler.max_batch_histories",
         )
         self._bound: dict[tuple[tuple[str, int], ...], BoundOps] = {}
         self.providers: dict[str, set[str]] = {}
@@ -173,10 +178,10 @@ class ModelRunner:
         segments = []
         for part in parts:
             name = f"rounds[{part.start}:{part.stop}]"
-            # The slot comes second: graphs of a slot that is gone are found by it.
             key = (name, target.slot_index, target.normalization, shared, bucket)
             timer = self._device.timer()
-            segments.append(Segment(name, key, partial(run, part, RoundMarks(timer)), timer))
+            body = partial(run, part, RoundMarks(timer))
+            segments.append(Segment(name, key, body, timer, target.slot_index))
         return tuple(segments)
 
     def _prefill(self, ops: BoundOps, bucket: PrefillBucket) -> None:

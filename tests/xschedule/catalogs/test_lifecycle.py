@@ -30,7 +30,7 @@ from tests.xschedule.catalogs.versions import (
     start_engine,
     state_of,
 )
-from xgr_runtime.errors import CatalogError, CheckpointError, NotFound
+from xgr_runtime.errors import CatalogError, CheckpointError, DeviceError, NotFound
 from xgr_runtime.types import RecRequest, Rules, Search
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def test_a_load_that_fails_half_way_gives_its_slot_back(
 
     with monkeypatch.context() as patch:
         patch.setattr(CatalogSlot, "load", fail)
-        with pytest.raises(MemoryError):
+        with pytest.raises(DeviceError):
             engine.load_catalog("main", versions.path(3))
     assert state_of(engine) == before
     slots = engine.catalogs._names["main"].free_slots
