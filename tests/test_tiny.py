@@ -108,5 +108,5 @@ def test_a_description_names_what_runs(running: tuple[Engine, Recording]) -> Non
     described = engine.describe()
     (versions,) = [c["versions"] for c in described["catalogs"].values()]
     assert described["catalogs"]["main"]["active"] in versions
-    assert described["num_waiting"] == 0
+    assert described["num_unanswered"] == 0
     assert described["num_free_pages"] == engine.pages.allocator.num_pages - 1

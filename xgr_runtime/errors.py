@@ -24,6 +24,10 @@ class DeviceError(XgrError, RuntimeError):
     """A device was asked for that is absent, or it refused an operation."""
 
 
+class DeviceLost(DeviceError):
+    """The device fails whatever it is given, from now on; the engine ends."""
+
+
 class OpUnavailable(XgrError, RuntimeError):
     """No provider accepts an op on this device for these shapes; the message lists every reason."""
 

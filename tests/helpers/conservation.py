@@ -78,5 +78,5 @@ def _held_by(engine: Engine) -> dict[str, int]:
     """What an engine holds for requests: empty when it is at rest."""
     catalogs = list(engine.catalogs.by_slot.values())
     held = {f"pins of {loaded.name} {loaded.version}": loaded.num_pins for loaded in catalogs}
-    held["waiting requests"] = engine.describe()["num_waiting"]
+    held["waiting requests"] = engine.describe()["num_unanswered"]
     return {name: count for name, count in held.items() if count}

@@ -242,7 +242,7 @@ def assert_at_rest(engine: Engine) -> None:
 def _held(engine: Engine) -> dict[str, Any]:
     held = {
         "queued": engine._scheduler.num_queued,
-        "waiting": engine.describe()["num_waiting"],
+        "waiting": engine.describe()["num_unanswered"],
         "pages": engine.pages.num_in_use,
         "running": len(engine._running),
         "pins": sum(loaded.num_pins for loaded in engine.catalogs.by_slot.values()),

@@ -107,7 +107,7 @@ async def send(
 def wait_until_idle(engine: Engine) -> None:
     end = time.monotonic() + 10
     total = engine.pages.allocator.num_pages - 1
-    while engine.describe()["num_waiting"] or engine.pages.num_available != total:
+    while engine.describe()["num_unanswered"] or engine.pages.num_available != total:
         assert time.monotonic() < end, engine.describe()
         time.sleep(0.01)
     engine.pages.check_conservation()

@@ -60,4 +60,4 @@ def is_idle(engine: Engine) -> bool:
     pins = sum(
         v["num_pins"] for c in described["catalogs"].values() for v in c["versions"].values()
     )
-    return (described["num_waiting"], pins, engine.pages.num_in_use) == (0, 0, 0)
+    return (described["num_unanswered"], pins, engine.pages.num_in_use) == (0, 0, 0)

@@ -25,9 +25,9 @@ class Work:
         def step() -> None:
             self.state.mul_(3.0).add_(1.0)
 
-        segments = [Segment("reset", ("reset", slot_index), reset, CpuTimer())]
+        segments = [Segment("reset", ("reset", slot_index), reset, CpuTimer(), slot_index)]
         segments += [
-            Segment(f"round {i}", (f"round {i}", slot_index, "vocab"), step, CpuTimer())
+            Segment(f"round {i}", (f"round {i}", slot_index), step, CpuTimer(), slot_index)
             for i in range(num_rounds)
         ]
         return segments
@@ -70,7 +70,7 @@ def test_stale_graphs_are_dropped_while_others_run() -> None:
 
     def drop() -> None:
         while not stop.is_set():
-            runner.drop(lambda key: isinstance(key, tuple) and key[1] == 1)
+            runner.drop_slot(1)
 
     thread = threading.Thread(target=drop)
     thread.start()
@@ -83,6 +83,6 @@ def test_stale_graphs_are_dropped_while_others_run() -> None:
     runner.run(work.plan(0, 3))
     runner.run(work.plan(2, 3))
     assert runner.num_captures == num_captures, "graphs of other slots were not touched"
-    runner.drop(lambda key: True)
+    runner.drop_slot(0)
     runner.run(work.plan(0, 3))
     assert runner.num_captures == num_captures + 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -15,7 +16,9 @@ from tests.helpers.engines import loaded_catalog, make_config, make_engine, writ
 from tests.helpers.strict_device import StrictDevice
 from tests.helpers.tiny_models import TinyShape, write_tiny_model
 from xgr_runtime.config import CacheConfig, LimitsConfig, SchedulerConfig
+from xgr_runtime.errors import EngineClosed
 from xgr_runtime.hal.cpu import CpuDevice
+from xgr_runtime.types import RecRequest
 from xgr_runtime.xbeam.rules import TagExpression, build_rule_set, clear_exclusions
 from xgr_runtime.xschedule.batch import Batch, RuleRow, SearchGroup, pack_histories
 from xgr_runtime.xschedule.results import beam_levels
@@ -309,3 +312,35 @@ def test_a_batch_that_raises_leaves_nothing_behind_that_the_next_one_overwrites(
         assert device.is_done()
         again = engine.worker.run(batch)
         assert_same_bits(again.groups[0], expected.groups[0], batch.groups[0])
+
+
+class LostDevice(CpuDevice):
+    """Fails whatever it is asked once it is lost, as a GPU after an illegal access."""
+
+    kind = "lost"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_lost = False
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self.synchronize()
+        super().copy(target, source)
+
+    def synchronize(self) -> None:
+        if self.is_lost:
+            raise RuntimeError("an illegal memory access was encountered")
+
+
+def test_a_lost_device_ends_the_engine(config: RuntimeConfig) -> None:
+    """Every later batch would fail as well, and a service would stay healthy for ever."""
+    device = LostDevice()
+    with make_engine(config, device) as engine:
+        prompt = RecRequest(prompt_token_ids=np.asarray(PROMPTS[0], dtype=np.int64))
+        assert engine.recommend([prompt])[0].results[0].num_items > 0
+        device.is_lost = True
+        with pytest.raises(EngineClosed, match="failed for good: an illegal memory access"):
+            engine.recommend([prompt])
+        with pytest.raises(EngineClosed, match="the engine stopped"):
+            engine.recommend([prompt])
+        asyncio.run(asyncio.wait_for(engine.wait_stopped(), 5.0))

@@ -11,39 +11,29 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 
 from xgr_runtime.config import RuntimeConfig
-from xgr_runtime.config_check import check_config
-from xgr_runtime.errors import ConfigError, EngineClosed, InvalidRequest, Overloaded
+from xgr_runtime.errors import ConfigError, DeviceLost, EngineClosed, InvalidRequest, Overloaded
 from xgr_runtime.hal.device import Device
 from xgr_runtime.hal.discovery import open_device
 from xgr_runtime.hal.registry import REFERENCE
-from xgr_runtime.kvcache.allocator import PageAllocator
-from xgr_runtime.kvcache.prefix_cache import PrefixCache, root_key
-from xgr_runtime.models.base import RecModel, check_positions
+from xgr_runtime.models.base import RecModel
 from xgr_runtime.models.registry import load_model
 from xgr_runtime.models.version import checkpoint_digest
 from xgr_runtime.types import RecRequest, RecResult, Search
-from xgr_runtime.xbeam.rules import RuleCache
-from xgr_runtime.xbeam.template import Template
 from xgr_runtime.xschedule.batch import BatchOutput
-from xgr_runtime.xschedule.capacities import capacities_of, default_num_pages
-from xgr_runtime.xschedule.catalogs import CatalogStore
-from xgr_runtime.xschedule.engine_stats import EngineStats
-from xgr_runtime.xschedule.intake import Intake
-from xgr_runtime.xschedule.model_runner import ModelRunner
-from xgr_runtime.xschedule.request import RequestState
-from xgr_runtime.xschedule.results import build_search_result, timings
-from xgr_runtime.xschedule.scheduler import Scheduled, Scheduler, fail_expired
+from xgr_runtime.xschedule.engine_parts import build_parts
+from xgr_runtime.xschedule.engine_stats import EngineStats, describe
+from xgr_runtime.xschedule.request import RequestState, settle
+from xgr_runtime.xschedule.results import build_result
+from xgr_runtime.xschedule.scheduler import Scheduled, fail_expired
 from xgr_runtime.xschedule.totals import Totals
-from xgr_runtime.xschedule.worker import Worker
 
 logger = logging.getLogger(__name__)
-_T = TypeVar("_T")
 
 
 class Engine:
@@ -52,58 +42,12 @@ class Engine:
     def __init__(
         self, config: RuntimeConfig, device: Device, model: RecModel, model_version: str
     ) -> None:
-        check_config(config)
-        self.config, self.device = config, device
-        self._template = Template.from_config(config.template)
-        if not self._template.min_token_id >= 0 or self._template.max_token_id >= model.vocab_size:
-            raise ConfigError(
-                f"template token ids must be in [0, {model.vocab_size}), the model's vocabulary; got "
-                f"{self._template.min_token_id} to {self._template.max_token_id}"
-            )
-        if self._template.num_tokens(0, 1) > config.limits.max_prompt_tokens:
-            raise ConfigError(
-                f"the template has {self._template.num_tokens(0, 1)} tokens without any item, "
-                f"limits.max_prompt_tokens is {config.limits.max_prompt_tokens}"
-            )
-        if not config.catalogs:
-            raise ConfigError("catalogs must name at least one compiled catalogue file")
-        self.model_version = model_version
-        self._rule_cache = RuleCache(config.cache.rule_cache_bytes)
-        capacities = capacities_of(config)
-        check_positions(model, config.limits.max_prompt_tokens, capacities.num_levels)
-        page_size = config.cache.page_size_tokens
-        page_bytes = model.kv_spec.page_bytes(page_size)
-        num_pages = config.cache.num_pages or default_num_pages(config, page_bytes)
-        self.pages = PrefixCache(PageAllocator(num_pages))
-        root = root_key(model_version, repr(model.kv_spec), page_size)
-        runner = ModelRunner(
-            model,
-            device,
-            getattr(torch, config.model.dtype),
-            capacities,
-            num_pages,
-            page_size,
-            allow_reference=config.ops.allow_reference,
-        )
-        self.runner = runner
-        self.catalogs = CatalogStore(
-            config.cache,
-            device,
-            model.head,
-            self._rule_cache,
-            capacities.num_searches,
-            self._drop_graphs,
-        )
-        self.worker = Worker(device, runner, self.catalogs.by_slot, self._rule_cache)
-        self._intake = Intake(
-            config,
-            self._template,
-            self.catalogs,
-            self._rule_cache,
-            model.vocab_size,
-            root if config.cache.prefix_cache else None,
-        )
-        self._scheduler = Scheduler(config.scheduler, self.pages, page_size)
+        self.config, self.device, self.model_version = config, device, model_version
+        parts = build_parts(config, device, model, model_version)
+        self.runner, self.pages, self.catalogs = parts.runner, parts.pages, parts.catalogs
+        self.worker = parts.worker
+        self._template, self._rule_cache = parts.template, parts.rule_cache
+        self._intake, self._scheduler = parts.intake, parts.scheduler
         self._wake = threading.Condition()
         self._num_waiting = 0
         self._totals = Totals()
@@ -152,6 +96,7 @@ class Engine:
                 self.recommend([RecRequest("warm-up", prompt_token_ids=prompt, searches=(search,))])
             with self._wake:
                 self._totals = Totals()
+                self._scheduler.usual_run_s = 0.0
         except BaseException:
             self.close()
             raise
@@ -241,24 +186,7 @@ class Engine:
 
     def describe(self) -> dict[str, Any]:
         """Device, model, catalogues, bound providers, totals since the start and the queue, as plain data."""
-        memory = self.device.memory()
-        return {
-            "device": {"kind": self.device.kind, "name": self.device.name},
-            "memory": {"used_bytes": memory.used_bytes, "peak_bytes": memory.peak_bytes},
-            "model": {"name": self.config.model.name, "version": self.model_version},
-            "template_version": self._template.version,
-            "catalogs": self.catalogs.describe(),
-            "ops": {name: sorted(bound) for name, bound in self.runner.providers.items()},
-            "num_reference_ops": sum(
-                REFERENCE in bound for bound in self.runner.providers.values()
-            ),
-            **self._totals.describe(),
-            "num_waiting": self._num_waiting,
-            "num_free_pages": self.pages.num_available,
-            "num_cached_pages": self.pages.num_cached,
-            "num_pages_in_use": self.pages.num_in_use,
-            "num_prefix_evicted_pages": self.pages.num_evicted,
-        }
+        return describe(self.stats(), self.catalogs.describe())
 
     def stats(self) -> EngineStats:
         """The state and the totals at this moment; may be called from any thread, also after `close`."""
@@ -320,12 +248,12 @@ class Engine:
         except IndexError:  # cancelled meanwhile
             return
         if self._is_closed:  # closing does not wait for what would be refused afterwards
-            _resolve(future, EngineClosed("the engine closed before the request could run"))
+            settle(future, EngineClosed("the engine closed before the request could run"))
             return
         try:
             state = self._intake.prepare(request, arrival_s)
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller must hear of it
-            _resolve(future, error)
+            settle(future, error)
             return
         state.future = future
         refusal: Exception | None = None
@@ -341,7 +269,7 @@ class Engine:
         # After `add`: a future that was cancelled meanwhile runs the callback at once, which takes it out again.
         future.add_done_callback(lambda _: self._end(state))
         if refusal is not None:
-            _resolve(future, refusal)
+            settle(future, refusal)
 
     def _check_open(self) -> None:
         if self._failure is not None:
@@ -380,7 +308,6 @@ class Engine:
         except BaseException as error:
             logger.exception("the engine loop failed")
             self._fail(error)
-            raise
 
     def _next_batch(self) -> Scheduled | None:
         """Wait for a batch; None when the engine is closed."""
@@ -399,14 +326,15 @@ class Engine:
                         break
                     self._wake.wait(self._scheduler.wait_s(now))
             fail_expired(
-                expired, time.monotonic(), lambda state, error: _resolve(state.future, error)
+                expired, time.monotonic(), lambda state, error: settle(state.future, error)
             )
         self._fail(EngineClosed("the engine closed before the request could run"))
         return None
 
     def _run(self, scheduled: Scheduled) -> None:
-        """Run a batch and resolve its futures. A batch that fails fails its own requests only."""
+        """Run a batch and settle its futures. A batch that fails fails its own requests only, a lost device all."""
         batch, states, start_s = scheduled.batch, scheduled.states, time.monotonic()
+        num_captures = self.worker.graphs.num_captures
         output: BatchOutput | None = None
         results: list[RecResult] = []
         outcomes: Sequence[RecResult | Exception] = results
@@ -414,7 +342,14 @@ class Engine:
             output = self.worker.run(batch)
             end_s = time.monotonic()
             for index in range(len(states)):
-                results.append(self._result(scheduled, output, index, end_s))
+                results.append(
+                    build_result(
+                        scheduled, output, index, end_s, self.model_version, self._template.version
+                    )
+                )
+        except DeviceLost:
+            self._give_back(scheduled, None)
+            raise
         except Exception as error:
             ids = batch.request_ids
             logger.exception(
@@ -428,35 +363,21 @@ class Engine:
                 self._totals.add_failed(batch, states, seconds)
             else:
                 self._totals.add(batch, output, states, results, seconds)
-            self._scheduler.complete(scheduled, output)
-        for state in states:
-            self._release(state)
+        self._give_back(scheduled, output)
         for state, outcome in zip(states, outcomes, strict=True):
-            _resolve(state.future, outcome)
+            settle(state.future, outcome)
         with self._wake:
-            self._scheduler.note_run(time.monotonic() - scheduled.states[0].start_s)
+            if self.worker.graphs.num_captures == num_captures:  # a capture is no usual time
+                self._scheduler.note_run(time.monotonic() - scheduled.states[0].start_s)
             self._running = ()
             self._wake.notify_all()
 
-    def _result(
-        self, scheduled: Scheduled, output: BatchOutput, index: int, end_s: float
-    ) -> RecResult:
-        state, groups = scheduled.states[index], scheduled.batch.groups
-        places = zip(state.searches, scheduled.places[index], strict=True)
-        return RecResult(
-            request_id=state.request.request_id,
-            results=tuple(
-                build_search_result(search, groups[group], output.groups[group], number)
-                for search, (group, number) in places
-            ),
-            num_history_used=state.num_history_used,
-            num_history_unknown=state.num_history_unknown,
-            num_prompt_tokens=state.num_tokens,
-            num_cached_tokens=state.num_cached_tokens,
-            model_version=self.model_version,
-            template_version=self._template.version,
-            timings=timings(state, end_s),
-        )
+    def _give_back(self, scheduled: Scheduled, output: BatchOutput | None) -> None:
+        """Pages, rows and pinned versions of a batch, as `Scheduler.complete` says."""
+        with self._wake:
+            self._scheduler.complete(scheduled, output)
+        for state in scheduled.states:
+            self._release(state)
 
     def _fail(self, error: BaseException) -> None:
         """Fail everything that waits, and what was running when the loop died; used when the loop ends."""
@@ -469,21 +390,6 @@ class Engine:
             self._wake.notify_all()
         for state in states:
             if not state.future.done():
-                _resolve(state.future, EngineClosed(str(error)))
+                settle(state.future, EngineClosed(str(error)))
         for waiter in stop_waiters:
-            _resolve(waiter, None)
-
-    def _drop_graphs(self, slot_index: int) -> None:
-        self.worker.graphs.drop(
-            lambda key: isinstance(key, tuple) and len(key) > 1 and key[1] == slot_index
-        )
-
-
-def _resolve(future: "Future[_T]", outcome: "_T | BaseException") -> None:
-    """Set a future's outcome unless it was cancelled meanwhile."""
-    if not future.set_running_or_notify_cancel():
-        return
-    if isinstance(outcome, BaseException):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)
+            settle(waiter, None)

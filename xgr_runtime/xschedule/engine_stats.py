@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from xgr_runtime.xschedule.totals import Totals
 
@@ -46,3 +47,24 @@ class EngineStats:
     num_graph_captures: int
     memory_used_bytes: int
     memory_peak_bytes: int
+
+
+def describe(stats: EngineStats, catalogs: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for people and JSON; catalogs: what the store says of its versions."""
+    return {
+        "device": {"kind": stats.device_kind, "name": stats.device_name},
+        "memory": {"used_bytes": stats.memory_used_bytes, "peak_bytes": stats.memory_peak_bytes},
+        "model": {"name": stats.model, "version": stats.model_version},
+        "template_version": stats.template_version,
+        "catalogs": catalogs,
+        "ops": {name: list(bound) for name, bound in stats.providers.items()},
+        "num_reference_ops": stats.num_reference_ops,
+        **stats.totals.describe(),
+        "num_waiting": stats.num_waiting,
+        "num_running": stats.num_running,
+        "num_unanswered": stats.num_waiting + stats.num_running,
+        "num_free_pages": stats.num_pages - stats.num_pages_in_use,
+        "num_cached_pages": stats.num_cached_pages,
+        "num_pages_in_use": stats.num_pages_in_use,
+        "num_prefix_evicted_pages": stats.num_evicted_pages,
+    }

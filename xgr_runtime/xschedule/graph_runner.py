@@ -15,12 +15,16 @@ from xgr_runtime.hal.device import Device, Graph, Timer
 
 @dataclass(frozen=True)
 class Segment:
-    """A function over static buffers. Segments with an equal key are interchangeable; timer is what `run` records into."""
+    """A function over static buffers. Segments with an equal key are interchangeable.
+
+    timer: what `run` records into. slot_index: the catalogue slot it reads, None where it reads none.
+    """
 
     name: str
     key: Hashable
     run: Callable[[], None]
     timer: Timer
+    slot_index: int | None = None
 
 
 @dataclass(frozen=True)
@@ -37,12 +41,13 @@ class _Captured:
 
     graph: Graph
     timer: Timer
+    slot_index: int | None
 
 
 class GraphRunner:
     """Keeps the captured graphs of one device, the least recently used beyond `max_graphs` dropped.
 
-    `run` belongs to one thread; `drop` may be called from any.
+    `run` belongs to one thread; `drop_slot` may be called from any.
     """
 
     def __init__(self, device: Device, max_graphs: int = 256) -> None:
@@ -70,10 +75,10 @@ class GraphRunner:
                 captured.graph.replay()
         return [captured.timer for captured in found]
 
-    def drop(self, is_stale: Callable[[Hashable], bool]) -> None:
-        """Forget the graphs whose key is stale, e.g. of a slot that no longer exists."""
+    def drop_slot(self, slot_index: int) -> None:
+        """Forget the graphs that read a catalogue slot which no longer exists."""
         with self._lock:
-            for key in [key for key in self._graphs if is_stale(key)]:
+            for key in [k for k, found in self._graphs.items() if found.slot_index == slot_index]:
                 del self._graphs[key]
 
     def _find(self, segment: Segment) -> _Captured:
@@ -81,7 +86,8 @@ class GraphRunner:
             if segment.key in self._graphs:
                 self._graphs.move_to_end(segment.key)
                 return self._graphs[segment.key]
-        captured = _Captured(self._device.capture(segment.name, segment.run), segment.timer)
+        graph = self._device.capture(segment.name, segment.run)
+        captured = _Captured(graph, segment.timer, segment.slot_index)
         self.num_captures += 1
         with self._lock:
             while len(self._graphs) >= self._max_graphs:

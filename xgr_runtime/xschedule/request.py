@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,8 @@ from xgr_runtime.types import Int64Array, Normalization, RecRequest, RecResult
 from xgr_runtime.xbeam.catalog import Catalog
 from xgr_runtime.xbeam.rules import Cleared, RuleSet, TagExpression
 from xgr_runtime.xschedule.rule_rows import RuleRowTable
+
+_T = TypeVar("_T")
 
 
 class PinnedCatalog(Protocol):
@@ -85,6 +87,16 @@ class RequestState:
     @property
     def num_rows(self) -> int:
         return sum(search.num_rows for search in self.searches)
+
+
+def settle(future: "Future[_T]", outcome: "_T | BaseException") -> None:
+    """Set a future's outcome unless it was cancelled meanwhile."""
+    if not future.set_running_or_notify_cancel():
+        return
+    if isinstance(outcome, BaseException):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
 
 
 def as_int64(values: Sequence[int] | npt.NDArray[np.integer]) -> Int64Array:

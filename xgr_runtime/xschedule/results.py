@@ -4,13 +4,41 @@ import numpy as np
 import numpy.typing as npt
 
 from xgr_runtime.errors import printable
-from xgr_runtime.types import SearchResult, Timings
+from xgr_runtime.types import RecResult, SearchResult, Timings
 from xgr_runtime.xbeam.ranking import rank_items
-from xgr_runtime.xschedule.batch import GroupOutput, SearchGroup
+from xgr_runtime.xschedule.batch import BatchOutput, GroupOutput, SearchGroup
 from xgr_runtime.xschedule.request import RequestState, SearchState
+from xgr_runtime.xschedule.scheduler import Scheduled
 
 TEMPERATURE = 1.0
 MAX_REASON = 200  # characters: a reason may name tags of the request
+
+
+def build_result(
+    scheduled: Scheduled,
+    output: BatchOutput,
+    number: int,
+    end_s: float,
+    model_version: str,
+    template_version: str,
+) -> RecResult:
+    """The result of the batch's request `number`. end_s: when the batch's work ended, by the clock of its arrival."""
+    state, groups = scheduled.states[number], scheduled.batch.groups
+    places = zip(state.searches, scheduled.places[number], strict=True)
+    return RecResult(
+        request_id=state.request.request_id,
+        results=tuple(
+            build_search_result(search, groups[group], output.groups[group], index)
+            for search, (group, index) in places
+        ),
+        num_history_used=state.num_history_used,
+        num_history_unknown=state.num_history_unknown,
+        num_prompt_tokens=state.num_tokens,
+        num_cached_tokens=state.num_cached_tokens,
+        model_version=model_version,
+        template_version=template_version,
+        timings=timings(state, end_s),
+    )
 
 
 def build_search_result(

@@ -35,8 +35,6 @@ class Scheduled:
 
 
 RECENT = 0.2  # weight of the last batch in the usual time of one
-# A deadline this many usual times of a batch ahead is near: batches differ, and the answer has to get back as well.
-NEAR = 2.0
 
 
 class Scheduler:
@@ -48,7 +46,7 @@ class Scheduler:
         self._page_size = page_size
         self._queue: list[RequestState] = []
         self._num_batches = 0
-        self._usual_run_s = 0.0
+        self.usual_run_s = 0.0
 
     @property
     def num_queued(self) -> int:
@@ -177,16 +175,17 @@ class Scheduler:
         ]
 
     def note_run(self, run_s: float) -> None:
-        """How long a batch took from its scheduling to its answers."""
-        self._usual_run_s += RECENT * (run_s - self._usual_run_s)
+        """How long a batch took from its scheduling to its answers; `usual_run_s` follows."""
+        self.usual_run_s += RECENT * (run_s - self.usual_run_s)
 
     def _most_urgent_group(self, now: float) -> list[RequestState]:
         """The most urgent request and the others of its group, in the order of urgency."""
-        near_s = now + NEAR * self._usual_run_s
+        end_s = now + self.usual_run_s
 
         def urgency(state: RequestState) -> tuple[bool, float, float]:
             deadline_s = state.request.deadline_s
-            return (deadline_s is not None and deadline_s < near_s, state.due_s, state.arrival_s)
+            is_hopeless = deadline_s is not None and deadline_s < end_s
+            return (is_hopeless, state.due_s, state.arrival_s)
 
         by_urgency = sorted(self._queue, key=urgency)
         return [s for s in by_urgency if s.searches[0].group == by_urgency[0].searches[0].group]

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from xgr_runtime.errors import DeviceLost
 from xgr_runtime.hal.device import Device
 from xgr_runtime.xbeam.rules import RuleCache
 from xgr_runtime.xbeam.state import BeamOutcome
@@ -29,22 +30,26 @@ class Worker:
         runner: ModelRunner,
         catalogs: Mapping[int, LoadedCatalog],
         rule_cache: RuleCache,
+        graphs: GraphRunner,
     ) -> None:
         self._device, self._runner = device, runner
         self._catalogs, self._rule_cache = catalogs, rule_cache
-        self.graphs = GraphRunner(device)
+        self.graphs = graphs
         self._clock = StageClock(device)
 
     def run(self, batch: Batch) -> BatchOutput:
         """Run `batch` to its end. The outcome's arrays are copies.
 
         Where it raises, the device has finished what was issued: until then that reads the pinned inputs, which the next
-        batch writes anew.
+        batch writes anew. Raises DeviceLost where it cannot even do that.
         """
         try:
             return self._run(batch)
-        except BaseException:
-            self._device.synchronize()
+        except BaseException as error:
+            try:
+                self._device.synchronize()
+            except RuntimeError as lost:  # what torch raises for every failed device
+                raise DeviceLost(f"{self._device.name} failed for good: {lost}") from error
             raise
 
     def _run(self, batch: Batch) -> BatchOutput:

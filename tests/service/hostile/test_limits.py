@@ -282,7 +282,7 @@ def test_requests_in_the_queue(world: World) -> None:
         ):
             data = plain().SerializeToString()
             calls = [asyncio.ensure_future(send(channel, data)) for _ in range(3)]
-            await until(lambda: engine.describe()["num_waiting"] == 3)
+            await until(lambda: engine.describe()["num_unanswered"] == 3)
             code, text, _ = await send(channel, data)
             assert code == "RESOURCE_EXHAUSTED"
             assert "scheduler.max_queue" in text
