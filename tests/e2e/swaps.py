@@ -133,7 +133,7 @@ def write_bad(kind: str, good: Path, path: Path) -> None:
 class Operator:
     """What is done to the catalogues. state: everything that a refused load must leave as it was."""
 
-    load: Callable[[Path], str]
+    load: Callable[[Path], object]
     activate: Callable[[str], object]
     retire: Callable[[str], object]
     state: Callable[[], Any]

@@ -11,12 +11,20 @@ from xgr_runtime.service.client_output import error_text, exit_code, json_line
 
 def add_commands(commands: Any) -> None:
     """Add load, activate, retire and list to the sub-commands of `xgr catalog`."""
-    load = _command(commands, "load", "load a file beside the running versions of a service")
+    load = _command(
+        commands,
+        "load",
+        "load a file beside the running versions of a service; when all slots (cache.catalog_slots) are taken, the version "
+        "that was active longest ago is retired",
+    )
     load.add_argument("name", help="the catalogue, a name of the server's configuration")
     load.add_argument("path", help="the file, relative to the server's service.catalog_folder")
     load.add_argument("--activate", action="store_true", help="and make it the active version")
     for name, text in (
-        ("activate", "make a loaded version the one that requests use; also the way back"),
+        (
+            "activate",
+            "make a loaded version the one that requests use; also the way back to a version that is still loaded",
+        ),
         ("retire", "free a version that is neither active nor in use"),
     ):
         command = _command(commands, name, text)
@@ -51,8 +59,14 @@ def handle(args: argparse.Namespace) -> int:
 def _run(client: CatalogAdminClient, args: argparse.Namespace) -> list[str]:
     command = args.catalog_command
     if command == "load":
-        version = client.load(args.name, args.path, activate=args.activate)
-        return [f"{args.name}: version {version} {'is active' if args.activate else 'is loaded'}"]
+        loaded = client.load(args.name, args.path, activate=args.activate)
+        state = "is active" if args.activate else "is loaded"
+        lines = [f"{args.name}: version {loaded.version} {state}"]
+        if loaded.retired_version:
+            lines.append(
+                f"{args.name}: version {loaded.retired_version} was retired to make room; load its file again to go back to it"
+            )
+        return lines
     if command == "activate":
         before = client.activate(args.name, args.version)
         return [f"{args.name}: version {args.version} is active; before: {before}"]

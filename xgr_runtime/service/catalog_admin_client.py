@@ -1,5 +1,6 @@
 """The client of xgr.v1.CatalogService."""
 
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -12,6 +13,14 @@ from xgr_runtime.service.client import DEFAULT_TIMEOUT_S, check_target
 from xgr_runtime.service.rpc_errors import REQUEST_ID_KEY, ServiceError, error_from_rpc
 
 LOAD_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True)
+class LoadedVersion:
+    """What a load did. retired_version: the one that was retired to make room, "" when a slot was free."""
+
+    version: str
+    retired_version: str
 
 
 class CatalogAdminClient:
@@ -28,10 +37,15 @@ class CatalogAdminClient:
         make: Any = catalog_pb2_grpc.CatalogServiceStub
         self._stub = make(self._channel)
 
-    def load(self, name: str, path: str, *, activate: bool = False) -> str:
-        """Load a file, named relative to the server's service.catalog_folder; returns its version."""
+    def load(self, name: str, path: str, *, activate: bool = False) -> LoadedVersion:
+        """Load a file, named relative to the server's service.catalog_folder. The reply names its version, and the one that was
+        retired to make room: where every slot is taken, that is the one that was active longest ago.
+
+        After DeadlineExceeded a load that has begun goes on, as `catalogs` then shows; one that waited for another is dropped.
+        """
         request = pb.LoadCatalogRequest(name=name, path=path, activate=activate)
-        return str(self._call(self._stub.LoadCatalog, request, LOAD_TIMEOUT_S).version)
+        reply = self._call(self._stub.LoadCatalog, request, LOAD_TIMEOUT_S)
+        return LoadedVersion(reply.version, reply.retired_version)
 
     def activate(self, name: str, version: str) -> str:
         """Make a loaded version the active one; returns the one before."""
@@ -55,6 +69,7 @@ class CatalogAdminClient:
                         "num_sids": v.num_sids,
                         "num_in_use": v.num_in_use,
                         "device_bytes": v.device_bytes,
+                        "retired_version": v.retired_version,
                     }
                     for v in one.versions
                 },

@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 class LoadedCatalog:
     """A version on the device. slot_index is unique for the life of the process per allocated slot.
 
-    activation: the running number of its latest activation, 0 when it was never active; activated_s: its time, of
-    time.monotonic().
+    retired_version: the one that was retired to make room for it, "" when a slot was free. activation: the running number
+    of its latest activation, 0 when it was never active; activated_s: its time, of time.monotonic().
     """
 
     name: str
@@ -40,12 +40,21 @@ class LoadedCatalog:
     slot_index: int
     head: CatalogHead
     rule_rows: RuleRowTable
+    retired_version: str
     num_pins: int = 0
     activation: int = 0
     activated_s: float = 0.0
 
 
 _IndexedSlot = tuple[int, CatalogSlot]
+
+
+@dataclass(frozen=True)
+class _Room:
+    """slot: a used one to fill, None for a new one. retired: the version that gave it up, still to be closed."""
+
+    slot: _IndexedSlot | None = None
+    retired: LoadedCatalog | None = None
 
 
 @dataclass
@@ -110,15 +119,23 @@ class CatalogStore:
             )
         head = self._head.for_catalog(catalog.token_of)
         named = self._begin_load(name, catalog)
-        reused: _IndexedSlot | None = None
+        room = _Room()
         try:
-            reused = self._reuse_slot(named, name, catalog)
-            index, slot = reused or self._new_slot(catalog)
+            room = self._make_room(named, name, catalog)
+            if room.retired is not None:
+                room.retired.catalog.close()
+            index, slot = room.slot or self._new_slot(catalog)
             slot.load(catalog)
             table = RuleRowTable(slot.num_rule_rows, TagExpression())
-            loaded = LoadedCatalog(name, catalog.version, catalog, slot, index, head, table)
-        except BaseException:
-            self._give_up_load(named, name, reused)
+            gone = room.retired.version if room.retired is not None else ""
+            loaded = LoadedCatalog(name, catalog.version, catalog, slot, index, head, table, gone)
+        except BaseException as error:
+            self._give_up_load(named, name, room.slot)
+            if room.retired is not None and isinstance(error, (DeviceError, MemoryError)):
+                raise DeviceError(
+                    f"{str(error) or 'the host has no memory'}; version {room.retired.version!r}, retired to make room "
+                    "for it, stays retired"
+                ) from error
             raise
         with self._lock:
             self._drop_graphs_of_other_head(index, head.levels)
@@ -147,6 +164,7 @@ class CatalogStore:
                     f"version {loaded.version!r} of catalogue {name!r} is {state} and cannot be retired"
                 )
             self._retire(self._names[name], loaded)
+        loaded.catalog.close()
 
     def pin(self, name: str, version: str = "") -> LoadedCatalog:
         """The active version, or the named one, kept until `release`. Raises NotFound."""
@@ -174,6 +192,7 @@ class CatalogStore:
                             "num_sids": v.catalog.num_sids,
                             "num_pins": v.num_pins,
                             "device_bytes": v.slot.nbytes,
+                            "retired_version": v.retired_version,
                             "levels": v.slot.describe(),
                         }
                         for v in named.versions.values()
@@ -213,15 +232,16 @@ class CatalogStore:
             named.is_loading = True
             return named
 
-    def _reuse_slot(self, named: _Named, name: str, catalog: Catalog) -> _IndexedSlot | None:
-        """A slot that the catalogue fits, or None when a new one is to be allocated; room for it has been made."""
+    def _make_room(self, named: _Named, name: str, catalog: Catalog) -> _Room:
+        """A slot that the catalogue fits or may have anew, with the version that was retired for it if one was."""
         with self._lock:
             for entry in named.free_slots:
                 if entry[1].plan.fits(catalog):
                     named.free_slots.remove(entry)
-                    return entry
+                    return _Room(entry)
             if len(named.versions) + len(named.free_slots) < self._config.catalog_slots:
-                return None
+                return _Room()
+            retired = None
             if not named.free_slots:
                 retired = self._find_retirable(named, name)
                 logger.info(
@@ -233,9 +253,9 @@ class CatalogStore:
                 self._retire(named, retired)
             entry = named.free_slots.pop()
             if entry[1].plan.fits(catalog):
-                return entry
+                return _Room(entry, retired)
             self._drop_slot(entry)
-            return None
+            return _Room(None, retired)
 
     def _find_retirable(self, named: _Named, name: str) -> LoadedCatalog:
         """The version that was active longest ago and is neither active nor pinned. Raises CatalogError."""
@@ -290,12 +310,14 @@ class CatalogStore:
         self._rows_of_slot[index] = [weakref.ref(rows) for rows in levels]
 
     def _retire(self, named: _Named, loaded: LoadedCatalog) -> None:
-        """Closed, not only forgotten: requests that have ended may hold it until the next one comes, for hours."""
+        """Its slot is free. The caller closes the catalogue, without the lock: giving back gigabytes takes a while.
+
+        Closed, not only forgotten: requests that have ended may hold it until the next one comes, for hours.
+        """
         del named.versions[loaded.version]
         del self.by_slot[loaded.slot_index]
         self._rule_cache.drop(loaded.catalog)
         loaded.slot.catalog = None
-        loaded.catalog.close()
         named.free_slots.append((loaded.slot_index, loaded.slot))
 
     def _find(self, name: str, version: str) -> LoadedCatalog:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.service.running import running_in_thread
 from tests.xschedule.catalogs.versions import (
     Versions,
     ask,
@@ -16,12 +18,13 @@ from tests.xschedule.catalogs.versions import (
     start_engine,
     state_of,
 )
+from xgr_runtime.config import RuntimeConfig, ServiceConfig
 from xgr_runtime.errors import CatalogError, DeviceError, NotFound
+from xgr_runtime.service.catalog_admin_client import CatalogAdminClient, LoadedVersion
+from xgr_runtime.xbeam.catalog import Catalog
 from xgr_runtime.xbeam.slot import CatalogSlot
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from xgr_runtime import Engine
 
 LARGE = 600
@@ -92,6 +95,57 @@ def test_the_version_that_was_active_longest_ago_goes_first(
             assert_is_version(ask(engine, f"v{number}"), number, versions)
 
 
+def retired_for(engine: Engine, version: str) -> str:
+    """Which version a load took away, as the engine and the service tell it."""
+    found: str = engine.describe()["catalogs"]["main"]["versions"][version]["retired_version"]
+    return found
+
+
+def test_a_load_says_what_it_retired(folder: Path, versions: Versions) -> None:
+    """With two slots no way back to v1 is left once v3 is loaded; with three there is."""
+    for num_slots, expected in ((2, "v1"), (3, "")):
+        with start_engine(folder, versions, num_slots) as engine:
+            swap(engine, versions.path(2))
+            engine.load_catalog("main", versions.path(3))
+            assert [retired_for(engine, v) for v in ("v2", "v3")] == ["", expected]
+            assert ("v1" in loaded(engine)) == (not expected)
+
+
+def test_over_the_wire_a_load_says_what_it_retired(
+    engine: Engine, versions: Versions, tmp_path: Path
+) -> None:
+    service = ServiceConfig(allow_catalog_admin=True, catalog_folder=str(tmp_path))
+    config = RuntimeConfig(catalogs={"main": versions.path(1)}, service=service)
+    names = [Path(versions.path(number)).name for number in (2, 3)]
+    with (
+        running_in_thread(engine, config) as target,
+        CatalogAdminClient(target, timeout_s=20) as client,
+    ):
+        assert client.load("main", names[0], activate=True) == LoadedVersion("v2", "")
+        assert client.load("main", names[1]) == LoadedVersion("v3", "v1")
+        shown = client.catalogs()["main"]["versions"]
+        assert {v: facts["retired_version"] for v, facts in shown.items()} == {"v2": "", "v3": "v1"}
+
+
+def test_a_catalogue_is_closed_without_the_lock(
+    engine: Engine, versions: Versions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Giving back a large one takes a while; `stats` and every request's pin wait for that lock."""
+    is_locked: list[bool] = []
+    close = Catalog.close
+
+    def watched(catalog: Catalog) -> None:
+        is_locked.append(engine.catalogs._lock.locked())
+        close(catalog)
+
+    monkeypatch.setattr(Catalog, "close", watched)
+    swap(engine, versions.path(2))
+    engine.retire_catalog("main", "v1")
+    swap(engine, versions.path(3))
+    swap(engine, versions.path(4))  # takes the slot of v2
+    assert is_locked == [False, False]
+
+
 def test_a_pinned_version_outlives_a_load(folder: Path, versions: Versions) -> None:
     with start_engine(folder, versions, num_slots=3) as engine:
         pinned = engine.catalogs.pin("main")
@@ -115,9 +169,9 @@ def test_a_failing_load_into_a_new_slot_changes_nothing(
     before, size = state_of(engine), device_bytes(engine)
     with monkeypatch.context() as patch:
         fail_in(patch, method, error)
-        with pytest.raises(type(error)):
+        with pytest.raises(DeviceError):
             engine.load_catalog("main", versions.path(2))
-        with pytest.raises(type(error)):
+        with pytest.raises(DeviceError):
             engine.load_catalog("ads", versions.path(2))
     assert state_of(engine) == before
     assert device_bytes(engine) == size, "no slot is kept for a load that failed"
@@ -137,7 +191,7 @@ def test_a_failing_load_in_place_of_a_free_slot_keeps_all_versions(
         before = state_of(engine)
         with monkeypatch.context() as patch:
             fail_in(patch, "load", MemoryError("no memory"))
-            with pytest.raises(MemoryError):
+            with pytest.raises(DeviceError):
                 engine.load_catalog("main", versions.path(4, num_items))
         assert state_of(engine) == before
         engine.activate_catalog("main", "v1")
@@ -158,8 +212,8 @@ def test_a_failing_load_loses_at_most_the_version_retired_for_it(
         with monkeypatch.context() as patch:
             fail_in(patch, method, DeviceError("out of memory"))
             # A second try finds the freed slot: it must not retire v2, the version to roll back to, as well.
-            for _ in range(2):
-                with pytest.raises(DeviceError):
+            for says in ("out of memory; version 'v1', retired to make room", "out of memory$"):
+                with pytest.raises(DeviceError, match=says):
                     engine.load_catalog("main", versions.path(4, num_items))
         assert loaded(engine) == {"v2", "v3"}
         with pytest.raises(NotFound, match="'v1' is not loaded"):
@@ -176,7 +230,7 @@ def test_a_refused_load_forgets_a_name_it_never_loaded(
 ) -> None:
     with monkeypatch.context() as patch:
         fail_in(patch, "load", MemoryError("no memory"))
-        with pytest.raises(MemoryError):
+        with pytest.raises(DeviceError):
             engine.load_catalog("ads", versions.path(2))
     assert set(engine.describe()["catalogs"]) == {"main"}
 

@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14xgr/v1/catalog.proto\x12\x06xgr.v1\"B\n\x12LoadCatalogRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x10\n\x08\x61\x63tivate\x18\x03 \x01(\x08\"&\n\x13LoadCatalogResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\"7\n\x16\x41\x63tivateCatalogRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"3\n\x17\x41\x63tivateCatalogResponse\x12\x18\n\x10previous_version\x18\x01 \x01(\t\"5\n\x14RetireCatalogRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"\x17\n\x15RetireCatalogResponse\"\x15\n\x13ListCatalogsRequest\">\n\x14ListCatalogsResponse\x12&\n\x08\x63\x61talogs\x18\x01 \x03(\x0b\x32\x14.xgr.v1.CatalogState\"c\n\x0c\x43\x61talogState\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x63tive_version\x18\x02 \x01(\t\x12-\n\x08versions\x18\x03 \x03(\x0b\x32\x1b.xgr.v1.CatalogVersionState\"u\n\x13\x43\x61talogVersionState\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x11\n\tnum_items\x18\x02 \x01(\x03\x12\x10\n\x08num_sids\x18\x03 \x01(\x03\x12\x12\n\nnum_in_use\x18\x04 \x01(\x03\x12\x14\n\x0c\x64\x65vice_bytes\x18\x05 \x01(\x03\x32\xc5\x02\n\x0e\x43\x61talogService\x12\x46\n\x0bLoadCatalog\x12\x1a.xgr.v1.LoadCatalogRequest\x1a\x1b.xgr.v1.LoadCatalogResponse\x12R\n\x0f\x41\x63tivateCatalog\x12\x1e.xgr.v1.ActivateCatalogRequest\x1a\x1f.xgr.v1.ActivateCatalogResponse\x12L\n\rRetireCatalog\x12\x1c.xgr.v1.RetireCatalogRequest\x1a\x1d.xgr.v1.RetireCatalogResponse\x12I\n\x0cListCatalogs\x12\x1b.xgr.v1.ListCatalogsRequest\x1a\x1c.xgr.v1.ListCatalogsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14xgr/v1/catalog.proto\x12\x06xgr.v1\"B\n\x12LoadCatalogRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x10\n\x08\x61\x63tivate\x18\x03 \x01(\x08\"?\n\x13LoadCatalogResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x17\n\x0fretired_version\x18\x02 \x01(\t\"7\n\x16\x41\x63tivateCatalogRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"3\n\x17\x41\x63tivateCatalogResponse\x12\x18\n\x10previous_version\x18\x01 \x01(\t\"5\n\x14RetireCatalogRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"\x17\n\x15RetireCatalogResponse\"\x15\n\x13ListCatalogsRequest\">\n\x14ListCatalogsResponse\x12&\n\x08\x63\x61talogs\x18\x01 \x03(\x0b\x32\x14.xgr.v1.CatalogState\"c\n\x0c\x43\x61talogState\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x63tive_version\x18\x02 \x01(\t\x12-\n\x08versions\x18\x03 \x03(\x0b\x32\x1b.xgr.v1.CatalogVersionState\"\x8e\x01\n\x13\x43\x61talogVersionState\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x11\n\tnum_items\x18\x02 \x01(\x03\x12\x10\n\x08num_sids\x18\x03 \x01(\x03\x12\x12\n\nnum_in_use\x18\x04 \x01(\x03\x12\x14\n\x0c\x64\x65vice_bytes\x18\x05 \x01(\x03\x12\x17\n\x0fretired_version\x18\x06 \x01(\t2\xc5\x02\n\x0e\x43\x61talogService\x12\x46\n\x0bLoadCatalog\x12\x1a.xgr.v1.LoadCatalogRequest\x1a\x1b.xgr.v1.LoadCatalogResponse\x12R\n\x0f\x41\x63tivateCatalog\x12\x1e.xgr.v1.ActivateCatalogRequest\x1a\x1f.xgr.v1.ActivateCatalogResponse\x12L\n\rRetireCatalog\x12\x1c.xgr.v1.RetireCatalogRequest\x1a\x1d.xgr.v1.RetireCatalogResponse\x12I\n\x0cListCatalogs\x12\x1b.xgr.v1.ListCatalogsRequest\x1a\x1c.xgr.v1.ListCatalogsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -24,23 +24,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LOADCATALOGREQUEST']._serialized_start=32
   _globals['_LOADCATALOGREQUEST']._serialized_end=98
   _globals['_LOADCATALOGRESPONSE']._serialized_start=100
-  _globals['_LOADCATALOGRESPONSE']._serialized_end=138
-  _globals['_ACTIVATECATALOGREQUEST']._serialized_start=140
-  _globals['_ACTIVATECATALOGREQUEST']._serialized_end=195
-  _globals['_ACTIVATECATALOGRESPONSE']._serialized_start=197
-  _globals['_ACTIVATECATALOGRESPONSE']._serialized_end=248
-  _globals['_RETIRECATALOGREQUEST']._serialized_start=250
-  _globals['_RETIRECATALOGREQUEST']._serialized_end=303
-  _globals['_RETIRECATALOGRESPONSE']._serialized_start=305
-  _globals['_RETIRECATALOGRESPONSE']._serialized_end=328
-  _globals['_LISTCATALOGSREQUEST']._serialized_start=330
-  _globals['_LISTCATALOGSREQUEST']._serialized_end=351
-  _globals['_LISTCATALOGSRESPONSE']._serialized_start=353
-  _globals['_LISTCATALOGSRESPONSE']._serialized_end=415
-  _globals['_CATALOGSTATE']._serialized_start=417
-  _globals['_CATALOGSTATE']._serialized_end=516
-  _globals['_CATALOGVERSIONSTATE']._serialized_start=518
-  _globals['_CATALOGVERSIONSTATE']._serialized_end=635
-  _globals['_CATALOGSERVICE']._serialized_start=638
-  _globals['_CATALOGSERVICE']._serialized_end=963
+  _globals['_LOADCATALOGRESPONSE']._serialized_end=163
+  _globals['_ACTIVATECATALOGREQUEST']._serialized_start=165
+  _globals['_ACTIVATECATALOGREQUEST']._serialized_end=220
+  _globals['_ACTIVATECATALOGRESPONSE']._serialized_start=222
+  _globals['_ACTIVATECATALOGRESPONSE']._serialized_end=273
+  _globals['_RETIRECATALOGREQUEST']._serialized_start=275
+  _globals['_RETIRECATALOGREQUEST']._serialized_end=328
+  _globals['_RETIRECATALOGRESPONSE']._serialized_start=330
+  _globals['_RETIRECATALOGRESPONSE']._serialized_end=353
+  _globals['_LISTCATALOGSREQUEST']._serialized_start=355
+  _globals['_LISTCATALOGSREQUEST']._serialized_end=376
+  _globals['_LISTCATALOGSRESPONSE']._serialized_start=378
+  _globals['_LISTCATALOGSRESPONSE']._serialized_end=440
+  _globals['_CATALOGSTATE']._serialized_start=442
+  _globals['_CATALOGSTATE']._serialized_end=541
+  _globals['_CATALOGVERSIONSTATE']._serialized_start=544
+  _globals['_CATALOGVERSIONSTATE']._serialized_end=686
+  _globals['_CATALOGSERVICE']._serialized_start=689
+  _globals['_CATALOGSERVICE']._serialized_end=1014
 # @@protoc_insertion_point(module_scope)

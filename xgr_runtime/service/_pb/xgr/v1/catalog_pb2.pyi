@@ -16,10 +16,12 @@ class LoadCatalogRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., activate: bool = ...) -> None: ...
 
 class LoadCatalogResponse(_message.Message):
-    __slots__ = ("version",)
+    __slots__ = ("version", "retired_version")
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    RETIRED_VERSION_FIELD_NUMBER: _ClassVar[int]
     version: str
-    def __init__(self, version: _Optional[str] = ...) -> None: ...
+    retired_version: str
+    def __init__(self, version: _Optional[str] = ..., retired_version: _Optional[str] = ...) -> None: ...
 
 class ActivateCatalogRequest(_message.Message):
     __slots__ = ("name", "version")
@@ -68,15 +70,17 @@ class CatalogState(_message.Message):
     def __init__(self, name: _Optional[str] = ..., active_version: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[CatalogVersionState, _Mapping]]] = ...) -> None: ...
 
 class CatalogVersionState(_message.Message):
-    __slots__ = ("version", "num_items", "num_sids", "num_in_use", "device_bytes")
+    __slots__ = ("version", "num_items", "num_sids", "num_in_use", "device_bytes", "retired_version")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NUM_ITEMS_FIELD_NUMBER: _ClassVar[int]
     NUM_SIDS_FIELD_NUMBER: _ClassVar[int]
     NUM_IN_USE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RETIRED_VERSION_FIELD_NUMBER: _ClassVar[int]
     version: str
     num_items: int
     num_sids: int
     num_in_use: int
     device_bytes: int
-    def __init__(self, version: _Optional[str] = ..., num_items: _Optional[int] = ..., num_sids: _Optional[int] = ..., num_in_use: _Optional[int] = ..., device_bytes: _Optional[int] = ...) -> None: ...
+    retired_version: str
+    def __init__(self, version: _Optional[str] = ..., num_items: _Optional[int] = ..., num_sids: _Optional[int] = ..., num_in_use: _Optional[int] = ..., device_bytes: _Optional[int] = ..., retired_version: _Optional[str] = ...) -> None: ...

@@ -38,7 +38,8 @@ class CatalogServiceStub(object):
     NOT_FOUND            the name is not configured, or the version is not loaded
     FAILED_PRECONDITION  the file is bad or does not fit the model, no slot is free, or the version is active or in use;
     nothing has changed
-    RESOURCE_EXHAUSTED   the device has no memory for the version
+    RESOURCE_EXHAUSTED   the device or the host has no memory for the version; the active version is still active. The
+    message names a version that was retired to make room, which stays retired
     UNAVAILABLE          shutting down
     """
 
@@ -78,21 +79,29 @@ class CatalogServiceServicer(object):
     NOT_FOUND            the name is not configured, or the version is not loaded
     FAILED_PRECONDITION  the file is bad or does not fit the model, no slot is free, or the version is active or in use;
     nothing has changed
-    RESOURCE_EXHAUSTED   the device has no memory for the version
+    RESOURCE_EXHAUSTED   the device or the host has no memory for the version; the active version is still active. The
+    message names a version that was retired to make room, which stays retired
     UNAVAILABLE          shutting down
     """
 
     def LoadCatalog(self, request, context):
         """Loads a compiled catalogue beside the running versions. It is verified whole before any request can use it.
 
-        When the client gives up waiting, the load goes on; ListCatalogs shows what became of it.
+        At most `cache.catalog_slots` versions of a catalogue are loaded at once. When all slots are taken, the version that was
+        active longest ago is retired to make room, unless it is active or in use: after that there is no way back to it but to
+        load its file again. The response names it. With 2 slots, the default, every load after an activation takes the version
+        before; 3 slots keep the way back while the next version is loaded.
+
+        Loads run one after the other. When the client gives up waiting, a load that has begun goes on and ListCatalogs shows what
+        became of it; one that still waits for another is dropped.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ActivateCatalog(self, request, context):
-        """Makes a loaded version the one that requests use when they name none. Also the way back to the version before.
+        """Makes a loaded version the one that requests use when they name none. Also the way back to the version before, as long
+        as no later load has retired it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -151,7 +160,8 @@ class CatalogService(object):
     NOT_FOUND            the name is not configured, or the version is not loaded
     FAILED_PRECONDITION  the file is bad or does not fit the model, no slot is free, or the version is active or in use;
     nothing has changed
-    RESOURCE_EXHAUSTED   the device has no memory for the version
+    RESOURCE_EXHAUSTED   the device or the host has no memory for the version; the active version is still active. The
+    message names a version that was retired to make room, which stays retired
     UNAVAILABLE          shutting down
     """
 
