@@ -37,9 +37,9 @@ class CallRecord:
         """Nobody waits for an answer. remaining_s: until the call's deadline, None without one."""
         seconds = time.monotonic() - self.arrival_s
         is_late = remaining_s is not None and remaining_s <= CLOCK_TOLERANCE_S
-        self._totals.end_cancelled(is_late=is_late)
+        code = self._totals.end_cancelled(is_late=is_late)
         what = "cancelled by its deadline" if is_late else "cancelled"
-        self._log("CANCELLED", f"{what} after {1e3 * seconds:.1f} ms", seconds)
+        self._log(code, f"{what} after {1e3 * seconds:.1f} ms", seconds)
 
     def _log(self, status: str, text: str, seconds: float) -> None:
         if not self._is_logged:

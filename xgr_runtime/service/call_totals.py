@@ -51,11 +51,13 @@ class CallTotals:
         with self._lock:
             self._end(failure.code.name, cause)
 
-    def end_cancelled(self, *, is_late: bool) -> None:
-        """The client went away, or the call's deadline passed (is_late)."""
+    def end_cancelled(self, *, is_late: bool) -> str:
+        """The client went away, or the call's deadline passed (is_late); returns the name of the status it counts as."""
         code = grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED
+        name = str(code.name)
         with self._lock:
-            self._end(code.name, DEADLINE if is_late else CANCELLED)
+            self._end(name, DEADLINE if is_late else CANCELLED)
+        return name
 
     def _end(self, code: str, cause: str) -> None:
         self.num_in_flight -= 1
