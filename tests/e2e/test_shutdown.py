@@ -9,6 +9,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from tests.service.world import World, make_world
 from xgr_runtime import Engine, RuntimeConfig
 from xgr_runtime.config import ServiceConfig
 from xgr_runtime.errors import EngineClosed, InvalidRequest, XgrError
+from xgr_runtime.service.catalog_admin_client import CatalogAdminClient
 from xgr_runtime.service.client import AsyncRecommendClient
 from xgr_runtime.service.client_output import status_name
 from xgr_runtime.service.rpc_errors import ServiceError
@@ -233,7 +235,15 @@ def test_clients_that_stream_lines_hear_of_the_stop(
         client.stdin.flush()
         first = client.stdout.readline()
         process.send_signal(signal.SIGTERM)
-        rest, errors = client.communicate("\n".join(lines[400:450]) + "\n", timeout=60)
+        client.stdin.write("\n".join(lines[400:450]) + "\n")
+        client.stdin.close()
+        # Not `communicate`: it would miss what came in one piece with the first line.
+        rest = client.stdout.read()
+        assert client.stderr is not None
+        errors = client.stderr.read()
+        client.wait(60)
+        client.stdout.close()
+        client.stderr.close()
         _, server_errors = process.communicate(timeout=END_S)
     assert (process.returncode, server_errors, errors, client.returncode) == (0, "", "", 3)
     answers = [json.loads(line) for line in (first, *rest.splitlines())]
@@ -303,7 +313,8 @@ def test_an_engine_that_breaks_under_load(
             load.is_over = True
             await asyncio.gather(*callers)
 
-    with serving(["-m", "tests.e2e.serve_breaking", str(world.config)]) as (process, target):
+    faulty = ["-m", "tests.service.serve_faulty", "batch", "--config", str(world.config)]
+    with serving([*faulty, "--log-level", "error"]) as (process, target):
         start_s = time.monotonic()
         asyncio.run(drive(process, target))
         _, errors = process.communicate(timeout=END_S)
@@ -338,6 +349,45 @@ def test_sigterm_during_the_start(world: World) -> None:
     assert "Traceback" not in errors
     assert process.returncode == 0
     assert output == "" or output.startswith("xgr serve: listening on ")
+
+
+def test_sigterm_during_a_load_of_a_catalogue(world: World) -> None:
+    """The caller of the load is told at once, and the process ends: nobody waits for the load any more."""
+    faulty = ["-m", "tests.service.serve_faulty", "slow-load", "--config", str(world.config)]
+    admin = f"service={{port: 0, allow_catalog_admin: true, catalog_folder: {world.config.parent}}}"
+    faults: list[XgrError] = []
+
+    def load(target: str) -> None:
+        with CatalogAdminClient(target, timeout_s=60) as client:
+            try:
+                client.load("items", "items.xgrc")
+            except XgrError as error:
+                faults.append(error)
+
+    with serving([*faulty, "--set", admin, "--log-level", "error"]) as (process, target):
+        threads = [threading.Thread(target=load, args=(target,)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("loading ")
+        process.send_signal(signal.SIGTERM)
+        start_s = time.monotonic()
+        for thread in threads:
+            thread.join()
+        assert ["shutting down" in str(fault) for fault in faults] == [True] * 2
+        process.communicate(timeout=END_S)
+    assert process.returncode == 0
+    assert time.monotonic() - start_s < 10
+
+
+@pytest.mark.parametrize("pause_s", [0.0003, 0.01])
+def test_signals_that_never_end_do_not_make_a_failure(world: World, pause_s: float) -> None:
+    with serving(command(world)) as (process, _):
+        while process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            time.sleep(pause_s)
+        _, errors = process.communicate(timeout=END_S)
+    assert (process.returncode, errors) == (0, "")
 
 
 @pytest.mark.slow

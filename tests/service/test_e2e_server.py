@@ -312,7 +312,7 @@ def test_a_process_whose_engine_dies_ends_by_itself(world: World, num_requests: 
             assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
             return await asyncio.gather(*calls)
 
-    command = ["-m", "tests.service.serve_dying", str(world.config)]
+    command = ["-m", "tests.service.serve_faulty", "idle", "--config", str(world.config)]
     with serving(command) as (process, target):
         outcomes = asyncio.run(ask(target))
         start_s = time.monotonic()

@@ -1,15 +1,24 @@
-"""SIGTERM before serving: what it raises, what the second one does, and whose handler is left."""
+"""Stop signals before, during and after serving: what they do, and whose handler is left."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from xgr_runtime.service.stop_signals import EXIT_AT_ONCE, exiting_at_sigterm
+from xgr_runtime.service.stop_signals import (
+    EXIT_AT_ONCE,
+    EXIT_CUT_OFF,
+    STOP_SIGNALS,
+    StopSignals,
+    exiting_at_sigterm,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,13 +56,54 @@ with exiting_at_sigterm():
     assert run(code) == EXIT_AT_ONCE
 
 
-def test_a_process_that_has_nothing_left_to_do_ends_as_it_would() -> None:
-    code = """
-import signal
-from xgr_runtime.service.stop_signals import exiting_at_sigterm, ignore_stop_signals
+SERVING = """
+import asyncio, os, signal, sys, threading
+from xgr_runtime.service.stop_signals import StopSignals, exiting_at_sigterm
+
+async def serve():
+    seen = []
+    with StopSignals(lambda: seen.append(1)) as signals:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # From another thread, while the loop sleeps: nothing but the signal wakes it.
+            timer = threading.Timer(0.1, os.kill, (os.getpid(), number))
+            timer.start()
+            count = len(seen)
+            while len(seen) == count:
+                await asyncio.sleep(0 if timer.is_alive() else 1e-3)
+        {end}
+
 with exiting_at_sigterm():
-    ignore_stop_signals()
+    asyncio.run(serve())
 for number in (signal.SIGTERM, signal.SIGINT):
     signal.raise_signal(number)
 """
-    assert run(code) == 0
+
+
+def test_a_process_that_has_nothing_left_to_do_ends_as_it_would() -> None:
+    assert run(SERVING.format(end="signals.ignore_from_now()")) == 0
+
+
+def test_a_process_that_has_cut_off_requests_ends_at_the_next_signal() -> None:
+    assert run(SERVING.format(end="signals.exit_from_now()")) == EXIT_CUT_OFF
+
+
+def test_the_handlers_of_before_are_back_when_serving_fails() -> None:
+    async def serve() -> None:
+        with StopSignals(lambda: None):
+            assert [signal.getsignal(number) for number in STOP_SIGNALS] != before
+            raise ZeroDivisionError
+
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(serve())
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
+
+
+def test_a_signal_wakes_a_loop_that_waits() -> None:
+    async def serve() -> None:
+        heard = asyncio.Event()
+        with StopSignals(heard.set):
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            await asyncio.wait_for(heard.wait(), 20)
+
+    asyncio.run(serve())

@@ -10,7 +10,6 @@ and would always use up the whole period.
 import asyncio
 import enum
 import logging
-import signal
 import socket
 from collections.abc import Callable
 from typing import cast
@@ -31,8 +30,8 @@ from xgr_runtime.service.servicer import (
     RequestSink,
     add_to_server,
 )
+from xgr_runtime.service.stop_signals import StopSignals
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Long enough for a client to receive an answer and send its next call.
 HOLD_S = 0.1
 FLUSH_S = 0.5
@@ -189,8 +188,9 @@ async def serve(
 ) -> ServeEnd:
     """Serve until a stop signal; `on_listening` gets the address with the real port.
 
-    Must run in the main thread (it installs signal handlers). Raises ConfigError when the address cannot be bound, and the
-    OSError of `on_listening` when it cannot be told.
+    Must run in the main thread (it installs signal handlers). Afterwards stop signals are ignored when everything was answered,
+    else the next one ends the process with exit code 1. Raises ConfigError when the address cannot be bound, and the OSError of
+    `on_listening` when it cannot be told.
     """
     server = RecommendServer(engine, config)
     stop, stop_now = asyncio.Event(), asyncio.Event()
@@ -198,10 +198,7 @@ async def serve(
     def on_signal() -> None:
         (stop_now if stop.is_set() else stop).set()
 
-    loop = asyncio.get_running_loop()
-    for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, on_signal)
-    try:
+    with StopSignals(on_signal) as signals:
         port = await server.start()
         try:
             on_listening(format_address(config.service.host, port))
@@ -217,12 +214,11 @@ async def serve(
         logger.info("stopping; %d requests in flight", server.servicer.num_in_flight)
         stop.set()
         num_cut_off = await server.stop(stop_now)
-    finally:
-        for number in STOP_SIGNALS:
-            loop.remove_signal_handler(number)
-    if engine_closed.is_set():
-        return ServeEnd.ENGINE_CLOSED
-    return ServeEnd.CUT_OFF if num_cut_off else ServeEnd.DRAINED
+        if not num_cut_off and not engine_closed.is_set():
+            signals.ignore_from_now()
+            return ServeEnd.DRAINED
+        signals.exit_from_now()
+        return ServeEnd.ENGINE_CLOSED if engine_closed.is_set() else ServeEnd.CUT_OFF
 
 
 def check_address(host: str, port: int) -> None:

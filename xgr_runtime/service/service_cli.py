@@ -14,11 +14,10 @@ from xgr_runtime.service import client_cli
 from xgr_runtime.service.client import DEFAULT_TIMEOUT_S
 from xgr_runtime.service.logs import configure_logging
 from xgr_runtime.service.server import ServeEnd, serve
-from xgr_runtime.service.stop_signals import exiting_at_sigterm, ignore_stop_signals
+from xgr_runtime.service.stop_signals import EXIT_CUT_OFF, exiting_at_sigterm
+from xgr_runtime.service.worker_thread import leave_work
 from xgr_runtime.shipped import config_file, config_names
 from xgr_runtime.types import NORMALIZATIONS
-
-EXIT_CUT_OFF = 1
 
 
 def add_serve_parser(subparsers: Any) -> None:
@@ -71,14 +70,13 @@ def handle_serve(args: argparse.Namespace) -> int:
         try:
             engine.start()
             end = asyncio.run(serve(engine, config, announce))
-            if end is ServeEnd.DRAINED:
-                ignore_stop_signals()
+            if end is not ServeEnd.DRAINED:
+                print(f"xgr serve: {end.value}", file=sys.stderr, flush=True)
         finally:
             engine.close()
-    if end is not ServeEnd.DRAINED:
-        print(f"xgr serve: {end.value}", file=sys.stderr)
-        return EXIT_CUT_OFF
-    return 0
+    exit_code = 0 if end is ServeEnd.DRAINED else EXIT_CUT_OFF
+    leave_work(exit_code)
+    return exit_code
 
 
 def announce(address: str) -> None:
