@@ -20,11 +20,12 @@ from xgr_runtime.errors import (
     CatalogError,
     CheckpointError,
     ConfigError,
+    DeadlineExceeded,
     DeviceError,
     InvalidRequest,
     NotFound,
 )
-from xgr_runtime.service.catalog_admin_client import CatalogAdminClient
+from xgr_runtime.service.catalog_admin_client import CatalogAdminClient, LoadedVersion
 from xgr_runtime.service.rpc_errors import ServiceError
 
 if TYPE_CHECKING:
@@ -45,18 +46,24 @@ class Catalogs(StandInEngine):
     def __init__(self) -> None:
         super().__init__()
         self.versions: list[str] = ["v1"]
+        self.retired_for = {"v1": ""}
         self.active = "v1"
         self.loaded_paths: list[str] = []
         self.may_load = threading.Event()
         self.may_load.set()
 
     def load_catalog(self, name: str, path: str) -> str:
+        """Three versions at once: a fourth takes the place of the first that is not active."""
         assert name == "items"
         self.loaded_paths.append(path)
         assert self.may_load.wait(30)
         version = Path(path).stem
         if version in ERRORS:
             raise ERRORS[version]
+        self.retired_for[version] = ""
+        if len(self.versions) == 3:
+            self.retired_for[version] = next(v for v in self.versions if v != self.active)
+            self.versions.remove(self.retired_for[version])
         self.versions.append(version)
         return version
 
@@ -72,7 +79,7 @@ class Catalogs(StandInEngine):
 
     def describe(self) -> dict[str, Any]:
         facts = {"num_items": 7, "num_sids": 5, "num_pins": 1, "device_bytes": 3 << 20}
-        versions = dict.fromkeys(self.versions, facts)
+        versions = {v: {**facts, "retired_version": self.retired_for[v]} for v in self.versions}
         return {"catalogs": {"items": {"active": self.active, "versions": versions}}}
 
 
@@ -104,17 +111,19 @@ def client(target: str) -> Iterator[CatalogAdminClient]:
 def test_load_activate_roll_back_retire(
     client: CatalogAdminClient, engine: Catalogs, folder: Path
 ) -> None:
-    assert client.load("items", "v2.xgrc") == "v2"
+    assert client.load("items", "v2.xgrc") == LoadedVersion("v2", "")
     assert engine.active == "v1"
     assert client.activate("items", "v2") == "v1"
-    assert client.load("items", "old/v3.xgrc", activate=True) == "v3"
+    assert client.load("items", "old/v3.xgrc", activate=True) == LoadedVersion("v3", "")
     assert engine.active == "v3"
     assert engine.loaded_paths == [str(folder / "v2.xgrc"), str(folder / "old" / "v3.xgrc")]
     assert client.activate("items", "v2") == "v3"
+    assert client.load("items", "v4.xgrc") == LoadedVersion("v4", "v1")
     client.retire("items", "v3")
     facts = {"num_items": 7, "num_sids": 5, "num_in_use": 1, "device_bytes": 3 << 20}
+    v2, v4 = ({**facts, "retired_version": version} for version in ("", "v1"))
     assert client.catalogs() == {
-        "items": {"active_version": "v2", "versions": {"v1": facts, "v2": facts}}
+        "items": {"active_version": "v2", "versions": {"v2": v2, "v4": v4}}
     }
 
 
@@ -138,8 +147,8 @@ def test_only_files_of_the_folder_can_be_named(
         with pytest.raises(InvalidRequest, match="path: 1 to 4096 printable characters expected"):
             client.load("items", path)
     assert engine.loaded_paths == []
-    assert client.load("items", "inner/v4.xgrc") == "v4"
-    assert client.load("items", "./old/../v5.xgrc") == "v5"
+    assert client.load("items", "inner/v4.xgrc").version == "v4"
+    assert client.load("items", "./old/../v5.xgrc").version == "v5"
 
 
 def test_names_and_versions_are_checked(client: CatalogAdminClient, engine: Catalogs) -> None:
@@ -209,7 +218,7 @@ def test_requests_and_lists_do_not_wait_for_a_load(
 ) -> None:
     engine.may_load.clear()
     done: list[str] = []
-    thread = threading.Thread(target=lambda: done.append(client.load("items", "v2.xgrc")))
+    thread = threading.Thread(target=lambda: done.append(client.load("items", "v2.xgrc").version))
     thread.start()
     try:
         while not engine.loaded_paths:
@@ -246,6 +255,45 @@ def test_a_stop_answers_the_loads_that_run(engine: Catalogs, folder: Path) -> No
     assert "shutting down" in str(faults[0])
 
 
+def test_a_load_goes_on_without_its_caller_once_it_has_begun(
+    target: str, engine: Catalogs, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first is under way when its caller gives up; the second waits for it and is dropped, which the log says."""
+    caplog.set_level("INFO", "xgr_runtime.service")
+    engine.may_load.clear()
+    with CatalogAdminClient(target, timeout_s=0.5) as impatient:
+        for path in ("v2.xgrc", "v3.xgrc"):
+            with pytest.raises(DeadlineExceeded):
+                impatient.load("items", path, activate=True)
+    wait_for(caplog, "the load of v3.xgrc into items was given up before it began: dropped")
+    engine.may_load.set()
+    wait_for(caplog, "the load of v2.xgrc into items ended: version v2")
+    with CatalogAdminClient(target, timeout_s=10) as client:
+        assert client.load("items", "v4.xgrc").version == "v4"
+        assert list(client.catalogs()["items"]["versions"]) == ["v1", "v2", "v4"]
+        assert client.catalogs()["items"]["active_version"] == "v2"
+    assert [Path(path).stem for path in engine.loaded_paths] == ["v2", "v4"]
+
+
+def test_a_load_that_fails_without_its_caller_is_in_the_log(
+    target: str, engine: Catalogs, caplog: pytest.LogCaptureFixture
+) -> None:
+    for version, text in (("bad", "failed: bad.xgrc is truncated"), ("defect", "failed")):
+        engine.may_load.clear()
+        with CatalogAdminClient(target, timeout_s=0.5) as client, pytest.raises(DeadlineExceeded):
+            client.load("items", f"{version}.xgrc")
+        wait_for(caplog, f"the load of {version}.xgrc into items was given up after it began")
+        engine.may_load.set()
+        wait_for(caplog, f"the load of {version}.xgrc into items {text}")
+
+
+def wait_for(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    end_s = time.monotonic() + 10
+    while not any(record.getMessage().startswith(text) for record in caplog.records):
+        assert time.monotonic() < end_s, caplog.text
+        time.sleep(0.005)
+
+
 def test_the_commands(target: str, engine: Catalogs, capsys: pytest.CaptureFixture[str]) -> None:
     def run(*words: str) -> tuple[int, str, str]:
         code = main(["catalog", *words, "--target", target])
@@ -255,6 +303,10 @@ def test_the_commands(target: str, engine: Catalogs, capsys: pytest.CaptureFixtu
     assert run("load", "items", "v2.xgrc") == (0, "items: version v2 is loaded\n", "")
     assert run("load", "items", "v3.xgrc", "--activate")[1] == "items: version v3 is active\n"
     assert run("activate", "items", "v2")[1] == "items: version v2 is active; before: v3\n"
+    assert run("load", "items", "v4.xgrc")[1] == (
+        "items: version v4 is loaded\n"
+        "items: version v1 was retired to make room; load its file again to go back to it\n"
+    )
     assert run("retire", "items", "v3")[1] == "items: version v3 is retired\n"
     assert run("retire", "items", "v2") == (
         1,
@@ -262,8 +314,8 @@ def test_the_commands(target: str, engine: Catalogs, capsys: pytest.CaptureFixtu
         "xgr catalog: version 'v2' is active and cannot be retired\n",
     )
     assert run("list")[1] == (
-        "items v1 loaded: 7 items, 5 SIDs, used by 1, 3.0 MiB on the device\n"
         "items v2 active: 7 items, 5 SIDs, used by 1, 3.0 MiB on the device\n"
+        "items v4 loaded: 7 items, 5 SIDs, used by 1, 3.0 MiB on the device\n"
     )
     assert json.loads(run("list", "--json")[1])["items"]["active_version"] == "v2"
     assert main(["catalog", "list", "--target", "127.0.0.1:9"]) == 3

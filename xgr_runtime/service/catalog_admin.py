@@ -5,7 +5,9 @@ really lie in it, links followed: the port must not read the rest of the machine
 slots' memory stays within the configuration.
 
 Loads take as long as their file; they run one after the other on a thread of their own, so neither the server's loop nor a
-request waits for them. A call that is given up does not end its load, which cannot be stopped half-way.
+request waits for them, nor the end of the process: they write nothing. A call that is given up does not end its load once it has
+begun, which cannot be stopped half-way. One that still waits for another is dropped: nobody expects it any more, and what it would
+activate later would surprise.
 """
 
 import asyncio
@@ -13,8 +15,7 @@ import logging
 import os
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -39,6 +40,10 @@ from xgr_runtime.service.rpc_errors import (
     RpcFailure,
     failure_from_error,
 )
+from xgr_runtime.service.worker_thread import WorkerThread
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 SERVICE_NAME = "xgr.v1.CatalogService"
 SHUTTING_DOWN = RpcFailure(grpc.StatusCode.UNAVAILABLE, "the server is shutting down")
@@ -74,7 +79,7 @@ class CatalogServicer:
         self._engine = engine
         self._names = tuple(config.catalogs)
         self._folder = os.path.realpath(config.service.catalog_folder)
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="xgr-catalog-load")
+        self._loads = WorkerThread("xgr-catalog-load")
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ending = asyncio.Event()
 
@@ -95,11 +100,11 @@ class CatalogServicer:
         add_handlers(server, SERVICE_NAME, handlers)
 
     def end_calls(self) -> None:
-        """Answer every call UNAVAILABLE, now and from now on. A load that runs goes on until it is done."""
+        """Answer every call UNAVAILABLE, now and from now on. A load that runs goes on for as long as the process does."""
         self._ending.set()
         for task in self._tasks:
             task.cancel()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._loads.close()
 
     def _call(
         self, method: str, kind: type[Message], handler: Handler
@@ -157,8 +162,23 @@ class CatalogServicer:
                 self._engine.activate_catalog(request.name, version)
             return version
 
-        loop = asyncio.get_running_loop()
-        return pb.LoadCatalogResponse(version=await loop.run_in_executor(self._pool, load))
+        loading = self._loads.submit(load)
+        try:
+            return self._loaded(request.name, await asyncio.wrap_future(loading))
+        except asyncio.CancelledError:
+            what = f"the load of {printable(request.path, MAX_NAME_LENGTH)} into {request.name}"
+            if loading.cancel():
+                logger.warning("%s was given up before it began: dropped", what)
+            else:
+                logger.warning("%s was given up after it began: it goes on", what)
+                loading.add_done_callback(lambda done: _log_end(what, done))
+            raise
+
+    def _loaded(self, name: str, version: str) -> pb.LoadCatalogResponse:
+        facts = self._catalogs()[name]["versions"].get(version, {})  # retired again by now?
+        return pb.LoadCatalogResponse(
+            version=version, retired_version=facts.get("retired_version", "")
+        )
 
     async def _activate(self, request: pb.ActivateCatalogRequest) -> pb.ActivateCatalogResponse:
         _check_named(request.name, request.version)
@@ -184,6 +204,7 @@ class CatalogServicer:
                             num_sids=facts["num_sids"],
                             num_in_use=facts["num_pins"],
                             device_bytes=facts["device_bytes"],
+                            retired_version=facts["retired_version"],
                         )
                         for version, facts in named["versions"].items()
                     ],
@@ -259,6 +280,17 @@ def _internal(request_id: str) -> RpcFailure:
     return RpcFailure(
         grpc.StatusCode.INTERNAL, f"internal error; the server's log has it under {request_id}"
     )
+
+
+def _log_end(what: str, done: "Future[str]") -> None:
+    """What became of a load whose caller has gone; runs in the thread of loads."""
+    error = done.exception()
+    if error is None:
+        logger.info("%s ended: version %s", what, done.result())
+    elif isinstance(error, XgrError):
+        logger.warning("%s failed: %s", what, printable(str(error), MAX_MESSAGE_BYTES // 4))
+    else:
+        logger.error("%s failed", what, exc_info=error)
 
 
 def _one_line(message: Message) -> str:
