@@ -61,6 +61,86 @@ SOURCE_RULES: dict[str, tuple[Callable[[str, str], list[rules.Finding]], str, st
         "xgr_runtime/hal/cpu.py",
         "import_module('xgr_runtime.service.server')",
     ),
+    "a part of the configuration imports the service": (
+        rules.import_edges,
+        "xgr_runtime/config_check.py",
+        "from xgr_runtime.service import server",
+    ),
+    "a part of the configuration imports the engine": (
+        rules.import_edges,
+        "xgr_runtime/config_yaml.py",
+        "def f():\n    from xgr_runtime.xschedule.engine import Engine\n",
+    ),
+    "a part of the configuration imports its command": (
+        rules.import_edges,
+        "xgr_runtime/config_check.py",
+        "from xgr_runtime import config_cli",
+    ),
+    "types import a part of the configuration": (
+        rules.import_edges,
+        "xgr_runtime/types.py",
+        "from xgr_runtime.config_check import RANGES",
+    ),
+    "hal imports the command line": (
+        rules.import_edges,
+        "xgr_runtime/hal/cpu.py",
+        "from xgr_runtime import cli",
+    ),
+    "hal imports the doctor": (
+        rules.import_edges,
+        "xgr_runtime/hal/discovery.py",
+        "from xgr_runtime.doctor import examine",
+    ),
+    "the engine imports a command": (
+        rules.import_edges,
+        "xgr_runtime/xschedule/engine.py",
+        "import xgr_runtime.shipped_cli",
+    ),
+    "the service imports a command of its own": (
+        rules.import_edges,
+        "xgr_runtime/service/server.py",
+        "from xgr_runtime.service.service_cli import add_serve_parser",
+    ),
+    "the service's command imports the doctor": (
+        rules.import_edges,
+        "xgr_runtime/service/service_cli.py",
+        "from xgr_runtime.doctor import examine",
+    ),
+    "a layer imports the package's front": (
+        rules.import_edges,
+        "xgr_runtime/xbeam/rules.py",
+        "from xgr_runtime import Engine",
+    ),
+    "rules import what comes with the package": (
+        rules.import_edges,
+        "xgr_runtime/xbeam/rules.py",
+        "from xgr_runtime.shipped import config_file",
+    ),
+    "what comes with the package imports the configuration": (
+        rules.import_edges,
+        "xgr_runtime/shipped.py",
+        "from xgr_runtime.config import load_config",
+    ),
+    "files import the configuration": (
+        rules.import_edges,
+        "xgr_runtime/files.py",
+        "from xgr_runtime.config import RuntimeConfig",
+    ),
+    "torch in the totals": (
+        rules.torch_in_torch_free,
+        "xgr_runtime/xschedule/totals.py",
+        "import torch",
+    ),
+    "torch in the check of requests": (
+        rules.torch_in_torch_free,
+        "xgr_runtime/xschedule/request_check.py",
+        "from torch import Tensor",
+    ),
+    "torch in a part of the configuration": (
+        rules.torch_in_torch_free,
+        "xgr_runtime/config_yaml.py",
+        "import torch",
+    ),
     "hal imports a provider": (
         rules.import_edges,
         "xgr_runtime/hal/registry.py",
@@ -131,6 +211,11 @@ SOURCE_RULES: dict[str, tuple[Callable[[str, str], list[rules.Finding]], str, st
 ALLOWED = [
     (rules.import_edges, "xgr_runtime/xschedule/engine.py", "from xgr_runtime.models import head"),
     (rules.import_edges, "xgr_runtime/cli.py", "from xgr_runtime.service import server"),
+    (rules.import_edges, "xgr_runtime/config_check.py", "from xgr_runtime.config import X"),
+    (rules.import_edges, "xgr_runtime/config_cli.py", "from xgr_runtime.shipped import x"),
+    (rules.import_edges, "xgr_runtime/service/x_cli.py", "from xgr_runtime.shipped import x"),
+    (rules.import_edges, "xgr_runtime/service/x_cli.py", "from xgr_runtime.service import y_cli"),
+    (rules.import_edges, "xgr_runtime/service/logs.py", "from xgr_runtime import __version__"),
     (rules.provider_edges, "ops/cpu/beam.py", "from xgr_runtime.hal.registry import impl"),
     (rules.protobuf_outside_service, "xgr_runtime/service/server.py", "import grpc"),
     (rules.torch_in_torch_free, "xgr_runtime/xschedule/worker.py", "import torch"),
@@ -232,9 +317,10 @@ def run_python(code: str) -> str:
     "modules",
     [
         "xgr_runtime",
-        "xgr_runtime.types, xgr_runtime.config, xgr_runtime.errors",
+        "xgr_runtime.types, xgr_runtime.config, xgr_runtime.errors, xgr_runtime.shipped",
         "xgr_runtime.xbeam.catalog, xgr_runtime.xbeam.rules, xgr_runtime.kvcache.allocator",
         "xgr_runtime.xbeam.template, xgr_runtime.xbeam.ranking",
+        "xgr_runtime.xschedule.scheduler, xgr_runtime.xschedule.engine_stats",
     ],
 )
 def test_host_parts_load_without_torch(modules: str) -> None:
