@@ -104,7 +104,7 @@ def test_an_index_that_places_a_tensor_twice(tmp_path: Path) -> None:
     write(tmp_path, {A: {"x": 1.0}, B: {"y": 1.0}})
     text = '{"weight_map": {"x": "a.safetensors", "y": "b.safetensors", "x": "b.safetensors"}}'
     (tmp_path / "model.safetensors.index.json").write_text(text)
-    refuse(tmp_path, "index.json holds the key 'x' twice")
+    refuse(tmp_path, "index.json gives 'x' twice")
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])

@@ -79,7 +79,7 @@ def test_read_lists_and_objects(tmp_path: Path) -> None:
     ("content", "num_codes", "message"),
     [
         ("{", None, "a JSON list of levels expected"),
-        ('[{"1": 2, "1": 3}]', None, "the name '1' is given twice in one object"),
+        ('[{"1": 2, "1": 3}]', None, "this gives '1' twice in one object"),
         (
             '[{"1": 5, "01": 6}]',
             None,
@@ -89,9 +89,9 @@ def test_read_lists_and_objects(tmp_path: Path) -> None:
         ('[{"\u00b9": 6}]', None, "level 0: code '\u00b9' has the token 6"),
         ('[{" 1": 6}]', None, "level 0: code ' 1' has the token 6"),
         ([{"9" * 5000: 1}], None, r"level 0: code '9+\.\.\.9+' has the token 1; whole numbers"),
-        ([{"1": [[[[1]]]]}], None, r"level 0: code '1' has the token \[\[\[\[\.\.\.\]\]\]\]"),
+        ([{"1": [[[[1]]]]}], None, r"level 0: code '1' has the token \[\[\[\[1\]\]\]\]"),
         ("[[" + "9" * 5000 + "]]", None, "tokens.json"),
-        ("[" * 100_000, None, "a JSON list of levels expected, the value is nested too deep"),
+        ("[" * 100_000, None, "a JSON list of levels expected, this is nested too deep"),
         ("[" * 900 + "]" * 900, None, "tokens.json"),
         ('{"1": ' * 900 + "1" + "}" * 900, None, "a JSON list with one entry per level"),
         ({}, None, "a JSON list with one entry per level expected"),

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from xgr_runtime.service.json_lines import parse_line, request_from_json
+from xgr_runtime.files import parse_json
+from xgr_runtime.service.json_lines import request_from_json
 from xgr_runtime.types import RecRequest, Rules, Search
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def read_histories(path: Path) -> list[NDArray[np.int64]]:
             if not line.strip():
                 continue
             try:
-                data = parse_line(line)
+                data = parse_json(line)
                 fields = data if isinstance(data, dict) else {"history_item_ids": data}
                 history = request_from_json(fields, Search()).history_item_ids
             except ValueError as error:

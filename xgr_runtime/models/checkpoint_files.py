@@ -2,19 +2,17 @@
 
 The index, where there is one, is the authority: its files are the checkpoint, and each tensor is where it says. Other
 safetensors files of the folder (exports of another format, say) are never opened. Only a model.safetensors that the
-index does not name is refused, because other programs would load that one instead. Regular files alone are opened: a pipe would
-be waited for without end, and a device read without end.
+index does not name is refused, because other programs would load that one instead.
 """
 
-import json
 import os
-import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from xgr_runtime.errors import CheckpointError, shown
+from xgr_runtime.files import open_regular, parse_json
 
 CONFIG_FILE = "config.json"
 SINGLE_FILE = "model.safetensors"
@@ -48,52 +46,22 @@ def find_weight_files(folder: Path) -> WeightFiles:
     return WeightFiles(names, file_of)
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file without waiting for anybody. Raises OSError, or CheckpointError for what is no regular file."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise CheckpointError(f"{path} must be a regular file, not a folder, pipe or device")
-    return open(descriptor, "rb")
-
-
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; a key given twice is refused. Raises CheckpointError."""
+    """A JSON object from a file; a name given twice is refused. Raises CheckpointError."""
+    missing = f"{path} does not exist; expected a Hugging Face directory with {CONFIG_FILE} and {SINGLE_FILE}"
     try:
-        with open_regular(path) as file:
+        with open_regular(path, "read", CheckpointError, missing=missing) as file:
             content = file.read(_MAX_JSON_BYTES + 1)
-        if len(content) > _MAX_JSON_BYTES:
-            raise CheckpointError(f"{path} must have at most {_MAX_JSON_BYTES} bytes of JSON")
-        value = json.loads(
-            content.decode("utf-8"),
-            object_pairs_hook=lambda pairs: _object(pairs, path),
-            parse_int=_integer,
-        )
-    except FileNotFoundError as error:
-        raise CheckpointError(
-            f"{path} does not exist; expected a Hugging Face directory with {CONFIG_FILE} and {SINGLE_FILE}"
-        ) from error
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-    except CheckpointError:
-        raise
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{path} is not JSON: {error}") from error
-    except RecursionError as error:
-        raise CheckpointError(f"{path} must hold a JSON object, got one nested too deep") from error
-    except ValueError as error:  # a path that no file can have
-        raise CheckpointError(f"cannot read {shown(str(path))}: {error}") from error
+    if len(content) > _MAX_JSON_BYTES:
+        raise CheckpointError(f"{path} must have at most {_MAX_JSON_BYTES} bytes of JSON")
+    try:
+        value = parse_json(content, parse_int=_integer)
+    except ValueError as error:
+        raise CheckpointError(f"{path} {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} must hold a JSON object, got {type(value).__name__}")
-    return value
-
-
-def _object(pairs: Sequence[tuple[str, Any]], path: Path) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for i, name in enumerate(names) if name in names[:i])
-        raise CheckpointError(f"{path} holds the key {shown(twice)} twice")
     return value
 
 

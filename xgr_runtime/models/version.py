@@ -4,7 +4,8 @@ import hashlib
 from pathlib import Path
 
 from xgr_runtime.errors import CheckpointError
-from xgr_runtime.models.checkpoint_files import CONFIG_FILE, find_weight_files, open_regular
+from xgr_runtime.files import open_regular
+from xgr_runtime.models.checkpoint_files import CONFIG_FILE, find_weight_files
 
 _CHUNK_BYTES = 1 << 22
 
@@ -19,7 +20,7 @@ def checkpoint_digest(path: str | Path) -> str:
     for name in (CONFIG_FILE, *find_weight_files(folder).names):
         digest.update(name.encode())
         try:
-            with open_regular(folder / name) as stream:
+            with open_regular(folder / name, "read", CheckpointError) as stream:
                 while chunk := stream.read(_CHUNK_BYTES):
                     digest.update(chunk)
         except OSError as error:

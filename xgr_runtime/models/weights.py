@@ -14,7 +14,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from xgr_runtime.errors import CheckpointError, DeviceError, printable, shown
-from xgr_runtime.models.checkpoint_files import INDEX_FILE, find_weight_files, open_regular
+from xgr_runtime.files import open_regular
+from xgr_runtime.models.checkpoint_files import INDEX_FILE, find_weight_files
 
 _FORMATS = {"F32", "F16", "BF16"}
 _NUM_NAMED = 5
@@ -104,13 +105,10 @@ class WeightReader:
     def _open(self, file_name: str) -> None:
         """Open a file and note its tensors; none may be in a file that is open already."""
         path = self.folder / file_name
+        missing = f"{self.folder / INDEX_FILE} names {shown(file_name)}, which does not exist in {self.folder}"
+        open_regular(path, "read", CheckpointError, missing=missing).close()
         try:
-            open_regular(path).close()
             self._files[file_name] = safe_open(path, framework="pt")
-        except FileNotFoundError as error:
-            raise CheckpointError(
-                f"{self.folder / INDEX_FILE} names {shown(file_name)}, which does not exist in {self.folder}"
-            ) from error
         except (SafetensorError, OSError) as error:
             raise CheckpointError(
                 f"{path} is not a whole safetensors file (truncated, damaged or another format): "

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterable, Callable, Coroutine
 from typing import Any, TypeAlias
 
 from xgr_runtime.errors import InvalidRequest, XgrError
+from xgr_runtime.files import parse_json
 from xgr_runtime.service.client import AsyncRecommendClient
 from xgr_runtime.service.client_output import (
     EXIT_FAILED,
@@ -18,7 +19,7 @@ from xgr_runtime.service.client_output import (
     json_line,
     status_name,
 )
-from xgr_runtime.service.json_lines import parse_line, request_from_json, result_to_json
+from xgr_runtime.service.json_lines import request_from_json, result_to_json
 from xgr_runtime.types import Search
 
 Answer: TypeAlias = tuple[dict[str, Any], int]
@@ -87,7 +88,7 @@ async def _answer_line(
         start_s = time.monotonic()
         try:
             try:
-                data = parse_line(line)
+                data = parse_json(line)
             except ValueError as error:
                 raise InvalidRequest([(f"line {number}", str(error))]) from error
             request = request_from_json(data, search)

@@ -4,7 +4,6 @@ Unknown fields and wrong types are refused by path, because a misspelt rule that
 """
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -15,40 +14,6 @@ from xgr_runtime.service.wire_arrays import Violations, is_unicode
 from xgr_runtime.types import RecRequest, RecResult, Rules, Search, SearchResult
 
 Reader: TypeAlias = Callable[[Any, str, Violations], Any]
-
-
-def parse_line(line: bytes) -> Any:
-    """The JSON value of a line. Raises ValueError, with a reason for people, for everything else."""
-    try:
-        return json.loads(line.decode(), object_pairs_hook=_object)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"is not UTF-8: {error.reason} at byte {error.start}") from error
-    except json.JSONDecodeError as error:
-        raise ValueError(f"is not JSON: {error}") from error
-    except RecursionError as error:
-        raise ValueError("is nested too deep") from error
-    except _RepeatedName as error:
-        raise ValueError(f"gives {shown(error.name)} twice") from error
-    except ValueError as error:  # Python reads no number of thousands of digits
-        raise ValueError("has a number of too many digits") from error
-
-
-class _RepeatedName(ValueError):
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.name = name
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Python would keep the last of two values and drop the first without a word."""
-    names = dict(pairs)
-    if len(names) != len(pairs):
-        seen: set[str] = set()
-        for name, _ in pairs:
-            if name in seen:
-                raise _RepeatedName(name)
-            seen.add(name)
-    return names
 
 
 def request_from_json(data: Any, default_search: Search) -> RecRequest:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from xgr_runtime.errors import CatalogError
+from xgr_runtime.errors import CatalogError, shown
 from xgr_runtime.xbeam.catalog_compile import compile_items
 from xgr_runtime.xbeam.catalog_csv import items_from_csv
 from xgr_runtime.xbeam.catalog_header import MAX_VERSION_LENGTH, is_version
-from xgr_runtime.xbeam.catalog_input import refuse_overwrite, shown
+from xgr_runtime.xbeam.catalog_input import refuse_overwrite
 from xgr_runtime.xbeam.catalog_jsonl import items_from_jsonl
 from xgr_runtime.xbeam.catalog_npz import items_from_npz
 from xgr_runtime.xbeam.catalog_source import items_from_arrays

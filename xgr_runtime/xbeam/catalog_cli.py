@@ -8,9 +8,10 @@ import os
 import time
 from typing import Any
 
+from xgr_runtime.errors import shown
 from xgr_runtime.xbeam.catalog import Catalog
 from xgr_runtime.xbeam.catalog_build import FORMATS, build_catalog_from_file
-from xgr_runtime.xbeam.catalog_input import refuse_overwrite, shown
+from xgr_runtime.xbeam.catalog_input import refuse_overwrite
 from xgr_runtime.xbeam.token_map import read_token_map
 
 _ITEM_HELP = (

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from xgr_runtime.errors import CatalogError
-from xgr_runtime.xbeam.catalog_input import shown
+from xgr_runtime.errors import CatalogError, shown
 from xgr_runtime.xbeam.catalog_source import (
     MAX_KEY_BYTES,
     ItemTable,

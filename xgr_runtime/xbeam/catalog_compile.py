@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xgr_runtime.errors import CatalogError
+from xgr_runtime.errors import CatalogError, shown
 from xgr_runtime.xbeam.catalog_file import FORMAT_VERSION, section_table, write_file
 from xgr_runtime.xbeam.catalog_header import CatalogMeta, content_digest
-from xgr_runtime.xbeam.catalog_input import shown
 from xgr_runtime.xbeam.catalog_text import equal_keys, gather_strings, index_keys, pack_strings
 from xgr_runtime.xbeam.trie import Trie, build_trie, code_dtype, index_dtype, max_fanout
 

@@ -14,9 +14,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
-from xgr_runtime.errors import CatalogError
+from xgr_runtime.errors import CatalogError, shown
+from xgr_runtime.files import open_regular
 from xgr_runtime.xbeam.catalog_columns import ItemColumns, refuse_unreadable
-from xgr_runtime.xbeam.catalog_input import open_regular, shown
+from xgr_runtime.xbeam.catalog_input import MAX_LINE_BYTES, check_line
 from xgr_runtime.xbeam.catalog_source import row_error
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from xgr_runtime.xbeam.catalog_source import ItemTable
 
-MAX_LINE_BYTES = 1 << 24
 TAG_SEPARATOR = "|"
 _OPTIONAL = ("key", "title", "weight", "tags", "servable")
 _FLAGS = {"": True, "true": True, "1": True, "false": False, "0": False}
@@ -56,7 +56,7 @@ def items_from_csv(
     source = str(path)
     columns = ItemColumns(source, num_levels, id_field)
     try:
-        with open_regular(source, "read") as file:
+        with open_regular(source, "read", CatalogError) as file:
             rows = csv.reader(_lines(file), strict=True)
             layout = _read_header(source, rows, num_levels, sid_field, id_field)
             while True:
@@ -78,8 +78,7 @@ def _lines(file: BinaryIO) -> Iterator[str]:
     """Lines with their ends, so that line ends inside quotes stay what they were."""
     is_first = True
     while line := file.readline(MAX_LINE_BYTES + 1):
-        if len(line) > MAX_LINE_BYTES:
-            raise ValueError(f"a line has at most {MAX_LINE_BYTES} bytes, this one has more")
+        check_line(line)
         if is_first and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise ValueError("it is UTF-16; save the file as UTF-8")
         text = line.decode("utf-8-sig" if is_first else "utf-8")

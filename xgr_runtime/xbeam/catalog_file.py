@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from xgr_runtime.errors import CatalogError, DeviceError
+from xgr_runtime.files import open_regular
 from xgr_runtime.xbeam.catalog_header import (
     SECTION_DTYPES,
     CatalogMeta,
@@ -41,7 +42,6 @@ from xgr_runtime.xbeam.catalog_header import (
     header_error,
     parse_header,
 )
-from xgr_runtime.xbeam.catalog_input import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -214,7 +214,7 @@ def read_file(path: str | Path) -> CatalogFile:
 
 def _load(path: str | Path, is_private: bool) -> CatalogFile:
     name = os.fspath(path)
-    with open_regular(name, "open the catalogue") as file:
+    with open_regular(name, "open the catalogue", CatalogError) as file:
         try:
             size = os.fstat(file.fileno()).st_size
             header = _read_header(name, file, size)

@@ -11,8 +11,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from xgr_runtime.errors import CatalogError
-from xgr_runtime.xbeam.catalog_input import parse_json, shown
+from xgr_runtime.errors import CatalogError, shown
+from xgr_runtime.files import parse_json
 from xgr_runtime.xbeam.catalog_source import MAX_ITEMS
 from xgr_runtime.xbeam.token_map import MAX_CODES, MAX_LEVELS
 
@@ -91,7 +91,7 @@ def parse_header(name: str, header: bytes) -> tuple[CatalogMeta, list[SectionEnt
     try:
         content = parse_json(header)
     except ValueError as error:
-        raise header_error(name, str(error)) from error
+        raise header_error(name, f"it {error}") from error
     meta, table = (_take(name, content, key) for key in ("meta", "sections"))
     if not isinstance(table, list):
         raise header_error(name, f"'sections' must be a list, got {shown(table)}")

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from xgr_runtime.errors import CatalogError, shown
+from xgr_runtime.files import open_regular
 from xgr_runtime.xbeam.catalog_columns import ItemColumns, Rows, refuse_unreadable
-from xgr_runtime.xbeam.catalog_input import open_regular, parse_flat_object, shown
+from xgr_runtime.xbeam.catalog_input import MAX_LINE_BYTES, check_line, parse_flat_object
 from xgr_runtime.xbeam.catalog_source import row_error
 
 if TYPE_CHECKING:
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
 
     from xgr_runtime.xbeam.catalog_source import ItemTable
 
-MAX_LINE_BYTES = 1 << 24
 _CHUNK_ROWS = 1024
 _CHUNK_BYTES = 1 << 22
 
@@ -32,7 +33,7 @@ def items_from_jsonl(
     chunk: list[dict[str, Any]] = []
     num_bytes = 0
     try:
-        with open_regular(source, "read") as file:
+        with open_regular(source, "read", CatalogError) as file:
             while line := file.readline(MAX_LINE_BYTES + 1):
                 try:
                     chunk.append(_parse(line))
@@ -50,12 +51,11 @@ def items_from_jsonl(
 
 
 def _parse(line: bytes) -> dict[str, Any]:
-    if len(line) > MAX_LINE_BYTES:
-        raise ValueError(f"a line has at most {MAX_LINE_BYTES} bytes, this one has more")
+    check_line(line)
     try:
         item = parse_flat_object(line)
     except ValueError as error:
-        raise ValueError(f"one JSON object expected, {error}") from error
+        raise ValueError(f"one JSON object expected, this {error}") from error
     if not isinstance(item, dict):
         raise ValueError(f"one JSON object expected, got {line[:80]!r}")
     return item

@@ -23,9 +23,9 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from xgr_runtime.errors import CatalogError
+from xgr_runtime.errors import CatalogError, shown
+from xgr_runtime.files import open_regular
 from xgr_runtime.xbeam.catalog_columns import refuse_unreadable
-from xgr_runtime.xbeam.catalog_input import open_regular, shown
 from xgr_runtime.xbeam.catalog_source import ItemTable, check_size, items_from_arrays
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def items_from_npz(
     source = str(path)
     names = {f"{sid_field}s": "sids", f"{id_field}s": "item_ids"}
     try:
-        with open_regular(source, "read") as file, _open(source, file) as archive:
+        with open_regular(source, "read", CatalogError) as file, _open(source, file) as archive:
             headers = _headers(source, archive, names)
             _check_shapes(source, headers, num_levels)
             arrays = {

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from xgr_runtime.errors import CatalogError
-from xgr_runtime.xbeam.catalog_input import as_array, shown
+from xgr_runtime.errors import CatalogError, shown
+from xgr_runtime.xbeam.catalog_input import as_array
 from xgr_runtime.xbeam.catalog_text import StringBuilder
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xgr_runtime.errors import CatalogError
-from xgr_runtime.xbeam.catalog_input import as_array, open_regular, parse_json, shown
+from xgr_runtime.errors import CatalogError, shown
+from xgr_runtime.files import open_regular, parse_json
+from xgr_runtime.xbeam.catalog_input import as_array
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,14 +104,14 @@ def read_token_map(path: str | Path, num_codes: Sequence[int] | None) -> list[ND
         CatalogError: the file is unreadable or holds something else.
     """
     try:
-        with open_regular(path, "read") as file:
+        with open_regular(path, "read", CatalogError) as file:
             levels = parse_json(file.read())
     except OSError as error:
         raise CatalogError(f"cannot read {path}: {error.strerror or error}") from error
     except CatalogError:
         raise
     except ValueError as error:
-        raise CatalogError(f"{path}: a JSON list of levels expected, {error}") from error
+        raise CatalogError(f"{path}: a JSON list of levels expected, this {error}") from error
     if not isinstance(levels, list) or (num_codes is not None and len(num_codes) != len(levels)):
         raise CatalogError(f"{path}: a JSON list with one entry per level expected")
     return [

@@ -13,12 +13,12 @@ from google.protobuf.message import DecodeError
 
 from tests.service.stand_in import answer
 from xgr_runtime.errors import InvalidRequest
+from xgr_runtime.files import parse_json
 from xgr_runtime.service._pb.xgr.v1 import recommend_pb2 as pb
 from xgr_runtime.service.json_lines import (
     REQUEST,
     RULES,
     SEARCH,
-    parse_line,
     request_from_json,
     result_to_json,
 )
@@ -92,7 +92,7 @@ def test_lines_of_any_bytes(count: int) -> None:
     counts: collections.Counter[str] = collections.Counter()
     for _ in range(count):
         try:
-            value = parse_line(mutated(draw, good, odd))
+            value = parse_json(mutated(draw, good, odd))
         except ValueError as error:
             counts[refused(error)] += 1
             continue
