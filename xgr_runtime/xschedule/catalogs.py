@@ -144,14 +144,15 @@ class CatalogStore:
             self.by_slot[index] = loaded
         return catalog.version
 
-    def activate(self, name: str, version: str) -> None:
-        """New requests without a pinned version use `version` from now on."""
+    def activate(self, name: str, version: str) -> str:
+        """New requests without a pinned version use `version` from now on; returns the version before, "" where none was."""
         with self._lock:
             loaded = self._find(name, version)
             self._num_activations += 1
             loaded.activation = self._num_activations
             loaded.activated_s = time.monotonic()
-            self._names[name].active = loaded.version
+            before, self._names[name].active = self._names[name].active, loaded.version
+            return before
 
     def retire(self, name: str, version: str) -> None:
         """Free a version that is neither active nor in use."""

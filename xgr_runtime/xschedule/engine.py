@@ -170,10 +170,14 @@ class Engine:
         logger.info("catalogue %s: loaded version %s from %s", name, version, path)
         return version
 
-    def activate_catalog(self, name: str, version: str) -> None:
-        """Use a loaded version for new requests; the version before stays loaded for a roll-back. Raises NotFound."""
-        self.catalogs.activate(name, version)
+    def activate_catalog(self, name: str, version: str) -> str:
+        """Use a loaded version for new requests; the version before, which is returned, stays loaded for a roll-back.
+
+        Raises NotFound.
+        """
+        before = self.catalogs.activate(name, version)
         logger.info("catalogue %s: version %s is active", name, version)
+        return before
 
     def retire_catalog(self, name: str, version: str) -> None:
         """Free a loaded version that is neither active nor in use."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -48,10 +49,11 @@ def test_load_activate_pin_and_roll_back(engine: Engine, versions: Versions) -> 
     assert engine.load_catalog("main", versions.path(2)) == "v2"
     assert_is_version(ask(engine), 1, versions)
     assert_is_version(ask(engine, "v2"), 2, versions)
-    engine.activate_catalog("main", "v2")
+    assert engine.activate_catalog("main", "v2") == "v1"
     assert_is_version(ask(engine), 2, versions)
     assert_is_version(ask(engine, "v1"), 1, versions)
-    engine.activate_catalog("main", "v1")
+    assert engine.activate_catalog("main", "v2") == "v2"
+    assert engine.activate_catalog("main", "v1") == "v2"
     assert_is_version(ask(engine), 1, versions)
     described = engine.describe()["catalogs"]["main"]
     assert described["active"] == "v1"
@@ -372,3 +374,14 @@ def test_an_empty_version_never_means_the_active_one_to_retire(
     with pytest.raises(CatalogError, match="'v1' of catalogue 'main' is active"):
         engine.retire_catalog("main", "")
     assert_is_version(ask(engine), 1, versions)
+
+
+def test_activations_at_once_name_one_another(engine: Engine, versions: Versions) -> None:
+    """Whoever takes a version's place is told of it, and nobody else: each activation but the last is named once."""
+    engine.load_catalog("main", versions.path(2))
+    with ThreadPoolExecutor(8) as pool:
+        asked = ["v1", "v2"] * 200
+        named = list(pool.map(lambda version: engine.activate_catalog("main", version), asked))
+    last = engine.describe()["catalogs"]["main"]["active"]
+    for version in ("v1", "v2"):
+        assert named.count(version) == asked.count(version) + (version == "v1") - (version == last)
