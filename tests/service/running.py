@@ -14,7 +14,7 @@ from xgr_runtime.service.server import RecommendServer
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from xgr_runtime.service.servicer import RequestSink
+    from xgr_runtime.service.served_engine import ServedEngine
 
 
 def with_free_port(config: RuntimeConfig | None = None, drain_s: float = 20.0) -> RuntimeConfig:
@@ -26,7 +26,7 @@ def with_free_port(config: RuntimeConfig | None = None, drain_s: float = 20.0) -
 
 @asynccontextmanager
 async def running(
-    engine: RequestSink, config: RuntimeConfig | None = None, drain_s: float = 20.0
+    engine: ServedEngine, config: RuntimeConfig | None = None, drain_s: float = 20.0
 ) -> AsyncIterator[tuple[RecommendServer, str]]:
     """A server in this loop and its address; stopped at once at the end."""
     server = RecommendServer(engine, with_free_port(config, drain_s))
@@ -40,7 +40,7 @@ async def running(
 
 
 @contextmanager
-def running_in_thread(engine: RequestSink, config: RuntimeConfig | None = None) -> Iterator[str]:
+def running_in_thread(engine: ServedEngine, config: RuntimeConfig | None = None) -> Iterator[str]:
     """The address of a server in a thread of its own."""
     started, targets = threading.Event(), []
     stops: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []

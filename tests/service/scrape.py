@@ -27,7 +27,7 @@ def make_stats(**changes: Any) -> EngineStats:
         "model_version": "m1",
         "template_version": "t1",
         "totals": Totals(),
-        "num_unanswered": 3,
+        "num_waiting": 3,
         "num_running": 2,
         "num_pages": 40,
         "num_pages_in_use": 11,

@@ -7,7 +7,7 @@ It answers from the request alone: item i of n has id `sum of the history + i`. 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -46,6 +46,18 @@ class StandInEngine:
 
     def stats(self) -> EngineStats:
         return make_stats()
+
+    def describe(self) -> dict[str, Any]:
+        return {"catalogs": {}}
+
+    def load_catalog(self, name: str, path: str) -> str:
+        raise errors.CatalogError(f"{path} is no catalogue")
+
+    def activate_catalog(self, name: str, version: str) -> str:
+        raise errors.NotFound(f"version {version!r} is not loaded")
+
+    def retire_catalog(self, name: str, version: str) -> None:
+        raise errors.NotFound(f"version {version!r} is not loaded")
 
     async def submit(self, request: RecRequest) -> RecResult:
         self.requests.append(request)

@@ -68,6 +68,9 @@ def test_what_a_handler_raises_stays_in_the_log(caplog: pytest.LogCaptureFixture
             raise ValueError("secret of the machine")
         return message
 
+    def has_no_memory(data: bytes) -> bytes:
+        raise MemoryError("secret of the machine")
+
     async def yields(messages: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
         async for message in messages:
             yield await raises(message, None)
@@ -77,15 +80,17 @@ def test_what_a_handler_raises_stays_in_the_log(caplog: pytest.LogCaptureFixture
         handlers = {
             "One": grpc.unary_unary_rpc_method_handler(raises),
             "Many": grpc.stream_stream_rpc_method_handler(yields),
+            "Large": grpc.unary_unary_rpc_method_handler(raises, has_no_memory),
         }
         GuardedServer(server, 5).add_registered_method_handlers("a.Service", handlers)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            for method in ("/a.Service/One", "/a.Service/Many"):
+            for method in ("/a.Service/One", "/a.Service/Many", "/a.Service/Large"):
                 code, text = await end_of(channel, method, b"defect")
                 assert code is grpc.StatusCode.INTERNAL
                 assert "secret" not in text
+            for method in ("/a.Service/One", "/a.Service/Many"):
                 assert await end_of(channel, method, b"fine") == (grpc.StatusCode.OK, "")
             code, text = await end_of(channel, "/a.Service/One", b"lacking")
             assert (code, text) == (grpc.StatusCode.UNIMPLEMENTED, "the method is not implemented")
@@ -93,5 +98,35 @@ def test_what_a_handler_raises_stays_in_the_log(caplog: pytest.LogCaptureFixture
 
     asyncio.run(main())
     texts = [str(record.exc_info[1]) for record in caplog.records if record.exc_info]
-    assert texts == ["secret of the machine"] * 2
+    assert texts == ["secret of the machine"] * 3
     assert all(record.levelno == logging.ERROR for record in caplog.records)
+
+
+def test_calls_are_ended_from_this_side(caplog: pytest.LogCaptureFixture) -> None:
+    """Those that wait for their message, those that run, and those that come afterwards."""
+
+    async def waits(_message: bytes, _context: Any) -> bytes:
+        await asyncio.sleep(3600)
+        return b""
+
+    async def main() -> None:
+        server = open_grpc_server([])
+        guarded = GuardedServer(server, 30)
+        handlers = {"One": grpc.unary_unary_rpc_method_handler(waits)}
+        guarded.add_registered_method_handlers("a.Service", handlers)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            silent = channel.stream_stream("/a.Service/One")(timeout=20)
+            waiting = asyncio.ensure_future(end_of(channel, "/a.Service/One", b""))
+            while len(guarded._calls) < 2:
+                await asyncio.sleep(0.01)
+            guarded.end_calls()
+            assert await silent.code() is grpc.StatusCode.UNAVAILABLE
+            ended = (grpc.StatusCode.UNAVAILABLE, "the server is shutting down")
+            assert await waiting == ended
+            assert await end_of(channel, "/a.Service/One", b"") == ended
+        await server.stop(0)
+
+    asyncio.run(main())
+    assert caplog.records == []

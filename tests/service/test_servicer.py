@@ -19,6 +19,7 @@ from tests.service.stand_in import StandInEngine, answer
 from tests.service.strategies import plain
 from xgr_runtime.config import LimitsConfig, RuntimeConfig
 from xgr_runtime.config_check import RANGES
+from xgr_runtime.service import servicer
 from xgr_runtime.service._pb.xgr.v1 import recommend_pb2 as pb
 from xgr_runtime.service._pb.xgr.v1 import recommend_pb2_grpc
 from xgr_runtime.service.rpc_errors import CLOSED_MESSAGE, ServiceError, error_from_rpc
@@ -365,6 +366,47 @@ def test_the_deadline_reaches_the_engine_and_ends_its_waiting() -> None:
         assert engine.requests[1].deadline_s is None
 
     with_stub(test)
+
+
+def test_log_metric_and_client_agree_about_a_late_call(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        engine = StandInEngine()
+        async with running(engine) as (server, target), grpc.aio.insecure_channel(target) as c:
+            error: Any = await failure(c, request("wait"), timeout=0.2)
+            assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            await until(lambda: server.servicer.calls.num_in_flight == 0)
+            assert server.servicer.calls.by_code == {"DEADLINE_EXCEEDED": 1}
+
+    caplog.set_level(logging.INFO, "xgr_runtime.service.call_record")
+    asyncio.run(main())
+    (line,) = [r for r in caplog.records if r.name == "xgr_runtime.service.call_record"]
+    assert line.__dict__["status"] == "DEADLINE_EXCEEDED"
+    assert "cancelled by its deadline after" in line.getMessage()
+
+
+@pytest.mark.parametrize("place", ["parse_message", "request_from_proto", "result_to_proto"])
+def test_a_call_that_fails_anywhere_is_answered_and_ends(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message as large as the limit allows may find no memory: the call ends, and the gauge of calls goes back."""
+
+    def fails(*_: object) -> None:
+        raise MemoryError("secret")
+
+    async def main() -> None:
+        engine = StandInEngine()
+        async with running(engine) as (server, target), grpc.aio.insecure_channel(target) as c:
+            with monkeypatch.context() as patch:
+                patch.setattr(servicer, place, fails)
+                error: Any = await failure(c, request(), metadata=(("x-request-id", "r1"),))
+            assert error.code() is grpc.StatusCode.INTERNAL
+            assert error.details().startswith("internal error; the server's log has the details")
+            assert metadata_of(error.trailing_metadata())["x-request-id"] == "r1"
+            assert server.servicer.calls.num_in_flight == server.servicer.num_in_flight == 0
+            assert server.servicer.calls.by_code == {"INTERNAL": 1}
+            await call(c, request())
+
+    asyncio.run(main())
 
 
 def test_cancelling_a_call_cancels_its_waiting_in_the_engine() -> None:

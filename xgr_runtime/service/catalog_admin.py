@@ -13,9 +13,8 @@ activate later would surprise.
 import asyncio
 import logging
 import os
-import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -32,23 +31,26 @@ from xgr_runtime.errors import (
     shown,
 )
 from xgr_runtime.service._pb.xgr.v1 import catalog_pb2 as pb
-from xgr_runtime.service.grpc_server import add_handlers
+from xgr_runtime.service.guarded_handlers import GuardedServer
+from xgr_runtime.service.receive import new_request_id
 from xgr_runtime.service.rpc_errors import (
     DETAILS_KEY,
     MAX_MESSAGE_BYTES,
     REQUEST_ID_KEY,
     RpcFailure,
+    ServicerContext,
     failure_from_error,
+    internal_failure,
 )
+from xgr_runtime.service.served_engine import ServedEngine
 from xgr_runtime.service.worker_thread import WorkerThread
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-SERVICE_NAME = "xgr.v1.CatalogService"
-SHUTTING_DOWN = RpcFailure(grpc.StatusCode.UNAVAILABLE, "the server is shutting down")
-MAX_NAME_LENGTH = 256
+SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["CatalogService"].full_name
 MAX_PATH_LENGTH = 4096
+MAX_SHOWN_PATH = 256
 logger = logging.getLogger(__name__)
 _CODES = (
     (CatalogError, grpc.StatusCode.FAILED_PRECONDITION),
@@ -60,31 +62,18 @@ Message: TypeAlias = Any
 Handler: TypeAlias = Callable[[Message], Awaitable[Message]]
 
 
-class CatalogEngine(Protocol):
-    """The part of the Engine that administration uses; all of it may be called from any thread."""
-
-    def load_catalog(self, name: str, path: str) -> str: ...
-
-    def activate_catalog(self, name: str, version: str) -> None: ...
-
-    def retire_catalog(self, name: str, version: str) -> None: ...
-
-    def describe(self) -> dict[str, Any]: ...
-
-
 class CatalogServicer:
     """Answers the calls of CatalogService on an engine."""
 
-    def __init__(self, engine: CatalogEngine, config: RuntimeConfig) -> None:
+    def __init__(self, engine: ServedEngine, config: RuntimeConfig) -> None:
         self._engine = engine
+        self._max_name_length = config.limits.max_name_length
         self._names = tuple(config.catalogs)
         self._folder = os.path.realpath(config.service.catalog_folder)
         self._loads = WorkerThread("xgr-catalog-load")
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._ending = asyncio.Event()
 
-    def add_to_server(self, server: Any) -> None:
-        """Register the service with a grpc.aio server; bytes that are no message reach the servicer."""
+    def add_to_server(self, server: GuardedServer) -> None:
+        """Register the service; bytes that are no message reach the servicer, which answers with a request id."""
         methods: dict[str, tuple[type[Message], Handler]] = {
             "LoadCatalog": (pb.LoadCatalogRequest, self._load),
             "ActivateCatalog": (pb.ActivateCatalogRequest, self._activate),
@@ -97,13 +86,10 @@ class CatalogServicer:
             )
             for name, method in methods.items()
         }
-        add_handlers(server, SERVICE_NAME, handlers)
+        server.add_registered_method_handlers(SERVICE_NAME, handlers)
 
-    def end_calls(self) -> None:
-        """Answer every call UNAVAILABLE, now and from now on. A load that runs goes on for as long as the process does."""
-        self._ending.set()
-        for task in self._tasks:
-            task.cancel()
+    def close(self) -> None:
+        """Begin no further load. One that runs goes on for as long as the process does."""
         self._loads.close()
 
     def _call(
@@ -111,11 +97,16 @@ class CatalogServicer:
     ) -> Callable[[bytes, Any], Awaitable[Message]]:
         """The gRPC handler around one of the methods below: parse, run, log, name the failure."""
 
-        async def call(data: bytes, context: Any) -> Message:
-            request_id = uuid.uuid4().hex
+        async def call(data: bytes, context: ServicerContext) -> Message:
+            request_id = new_request_id()
             trailing: tuple[tuple[str, str | bytes], ...] = ((REQUEST_ID_KEY, request_id),)
             context.set_trailing_metadata(trailing)
-            outcome = await self._outcome(kind, data, handler, request_id)
+            try:
+                outcome = await self._outcome(kind, data, handler, request_id)
+            except asyncio.CancelledError:
+                fields = {"request_id": request_id, "status": "CANCELLED"}
+                logger.warning("%s %s CANCELLED", method, request_id, extra=fields)
+                raise
             if not isinstance(outcome, RpcFailure):
                 fields = {"request_id": request_id, "status": "OK"}
                 logger.info("%s %s OK: %s", method, request_id, _one_line(outcome), extra=fields)
@@ -133,25 +124,14 @@ class CatalogServicer:
     async def _outcome(
         self, kind: type[Message], data: bytes, handler: Handler, request_id: str
     ) -> Message | RpcFailure:
-        if self._ending.is_set():
-            return SHUTTING_DOWN
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
         try:
             return await handler(_parse(kind, data))
-        except asyncio.CancelledError:
-            if not self._ending.is_set():
-                raise
-            return SHUTTING_DOWN
         except (XgrError, MemoryError) as error:
             return _failure(error, request_id)
         # The border of the process, as for Recommend: the log gets what a client must not see.
         except Exception:
             logger.exception("request %s failed", request_id, extra={"request_id": request_id})
-            return _internal(request_id)
-        finally:
-            self._tasks.discard(task)
+            return internal_failure(request_id)
 
     async def _load(self, request: pb.LoadCatalogRequest) -> pb.LoadCatalogResponse:
         path = self._path_of(request.name, request.path)
@@ -166,7 +146,7 @@ class CatalogServicer:
         try:
             return self._loaded(request.name, await asyncio.wrap_future(loading))
         except asyncio.CancelledError:
-            what = f"the load of {printable(request.path, MAX_NAME_LENGTH)} into {request.name}"
+            what = f"the load of {printable(request.path, MAX_SHOWN_PATH)} into {request.name}"
             if loading.cancel():
                 logger.warning("%s was given up before it began: dropped", what)
             else:
@@ -181,13 +161,12 @@ class CatalogServicer:
         )
 
     async def _activate(self, request: pb.ActivateCatalogRequest) -> pb.ActivateCatalogResponse:
-        _check_named(request.name, request.version)
-        before = self._catalogs().get(request.name, {}).get("active", "")
-        self._engine.activate_catalog(request.name, request.version)
+        self._check_named(request.name, request.version)
+        before = self._engine.activate_catalog(request.name, request.version)
         return pb.ActivateCatalogResponse(previous_version=before)
 
     async def _retire(self, request: pb.RetireCatalogRequest) -> pb.RetireCatalogResponse:
-        _check_named(request.name, request.version)
+        self._check_named(request.name, request.version)
         self._engine.retire_catalog(request.name, request.version)
         return pb.RetireCatalogResponse()
 
@@ -219,7 +198,7 @@ class CatalogServicer:
 
     def _path_of(self, name: str, path: str) -> str:
         """The file a load may read. Raises InvalidRequest, NotFound."""
-        found = _name_faults(name)
+        found = self._faults("name", name)
         if not 1 <= len(path) <= MAX_PATH_LENGTH or not path.isprintable():
             found.append(("path", f"1 to {MAX_PATH_LENGTH} printable characters expected"))
         if found:
@@ -235,6 +214,18 @@ class CatalogServicer:
             )
         return real
 
+    def _check_named(self, name: str, version: str) -> None:
+        found = [*self._faults("name", name), *self._faults("version", version)]
+        if found:
+            raise InvalidRequest(found)
+
+    def _faults(self, field: str, value: str) -> list[tuple[str, str]]:
+        most = self._max_name_length
+        if 1 <= len(value) <= most:
+            return []
+        text = f"1 to limits.max_name_length = {most} characters expected, got {len(value)}"
+        return [(field, text)]
+
 
 def _serialize(message: Message) -> bytes:
     return bytes(message.SerializeToString())
@@ -249,20 +240,6 @@ def _parse(kind: type[Message], data: bytes) -> Message:
         ) from error
 
 
-def _name_faults(name: str) -> list[tuple[str, str]]:
-    if 1 <= len(name) <= MAX_NAME_LENGTH:
-        return []
-    return [("name", f"1 to {MAX_NAME_LENGTH} characters expected, got {len(name)}")]
-
-
-def _check_named(name: str, version: str) -> None:
-    found = _name_faults(name)
-    if not 1 <= len(version) <= MAX_NAME_LENGTH:
-        found.append(("version", f"1 to {MAX_NAME_LENGTH} characters expected, got {len(version)}"))
-    if found:
-        raise InvalidRequest(found)
-
-
 def _failure(error: XgrError | MemoryError, request_id: str) -> RpcFailure:
     if isinstance(error, MemoryError):
         return RpcFailure(grpc.StatusCode.RESOURCE_EXHAUSTED, "the host has no memory for it")
@@ -273,13 +250,7 @@ def _failure(error: XgrError | MemoryError, request_id: str) -> RpcFailure:
     if failure is None:
         fields = {"request_id": request_id}
         logger.error("request %s failed", request_id, exc_info=error, extra=fields)
-    return failure or _internal(request_id)
-
-
-def _internal(request_id: str) -> RpcFailure:
-    return RpcFailure(
-        grpc.StatusCode.INTERNAL, f"internal error; the server's log has it under {request_id}"
-    )
+    return failure or internal_failure(request_id)
 
 
 def _log_end(what: str, done: "Future[str]") -> None:

@@ -7,6 +7,7 @@ the helpers of grpcio-status pair a status with nothing but its details, and the
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -31,6 +32,9 @@ REASON_KEY = "x-xgr-reason"
 REPLY_TOO_LARGE = "REPLY_TOO_LARGE"
 REQUEST_TOO_LARGE = "REQUEST_TOO_LARGE"
 MAX_FIELD_BYTES = 256
+
+# grpc has no type information: a ServicerContext of grpc.aio.
+ServicerContext: TypeAlias = Any
 
 CODES: tuple[tuple[type[XgrError], grpc.StatusCode], ...] = (
     (InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
@@ -62,6 +66,16 @@ class RpcFailure:
     message: str
     details: bytes = b""
     reason: str = ""
+
+
+SHUTTING_DOWN = RpcFailure(grpc.StatusCode.UNAVAILABLE, "the server is shutting down")
+
+
+def internal_failure(request_id: str = "") -> RpcFailure:
+    """The answer to a defect: the caller learns only where to look."""
+    where = f" under request id {request_id}" if request_id else ""
+    text = f"internal error; the server's log has the details{where}"
+    return RpcFailure(grpc.StatusCode.INTERNAL, text)
 
 
 def failure_from_error(error: XgrError) -> RpcFailure | None:

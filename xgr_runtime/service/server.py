@@ -12,24 +12,19 @@ import enum
 import logging
 import socket
 from collections.abc import Callable
-from typing import cast
 
 from xgr_runtime.config import RuntimeConfig
 from xgr_runtime.errors import ConfigError, printable
 from xgr_runtime.service.catalog_admin import SERVICE_NAME as CATALOG_SERVICE_NAME
-from xgr_runtime.service.catalog_admin import CatalogEngine, CatalogServicer
+from xgr_runtime.service.catalog_admin import CatalogServicer
 from xgr_runtime.service.grpc_server import open_grpc_server
 from xgr_runtime.service.guarded_handlers import GuardedServer
 from xgr_runtime.service.health import ServiceHealth
 from xgr_runtime.service.metrics import ServiceMetrics
 from xgr_runtime.service.metrics_http import MetricsEndpoint
-from xgr_runtime.service.reflection import ServiceReflection
-from xgr_runtime.service.servicer import (
-    SERVICE_NAME,
-    RecommendServicer,
-    RequestSink,
-    add_to_server,
-)
+from xgr_runtime.service.reflection import add_reflection_to_server
+from xgr_runtime.service.served_engine import ServedEngine
+from xgr_runtime.service.servicer import SERVICE_NAME, RecommendServicer, add_to_server
 from xgr_runtime.service.stop_signals import StopSignals
 
 # Long enough for a client to receive an answer and send its next call.
@@ -52,10 +47,11 @@ class ServeEnd(enum.Enum):
 class RecommendServer:
     """A listening service on a started engine. `start` must be awaited in the loop that will serve."""
 
-    def __init__(self, engine: RequestSink, config: RuntimeConfig) -> None:
+    def __init__(self, engine: ServedEngine, config: RuntimeConfig) -> None:
         self._engine, self._config = engine, config.service
         self._server = open_grpc_server(server_options(config))
-        self._health = ServiceHealth()
+        self._others = GuardedServer(self._server, config.service.receive_s)
+        self._health = ServiceHealth([SERVICE_NAME], config.limits.max_name_length)
         self.servicer = RecommendServicer(
             engine,
             config.limits,
@@ -63,11 +59,8 @@ class RecommendServer:
             log_requests=config.service.log_requests,
         )
         self._catalogs: CatalogServicer | None = None
-        names = [SERVICE_NAME]
         if config.service.allow_catalog_admin:
-            self._catalogs = CatalogServicer(cast("CatalogEngine", engine), config)
-            names.append(CATALOG_SERVICE_NAME)
-        self._reflection = ServiceReflection(names) if config.service.reflection else None
+            self._catalogs = CatalogServicer(engine, config)
         self._metrics: MetricsEndpoint | None = None
         if config.service.metrics_port:
             metrics = ServiceMetrics(self.servicer.calls, engine.stats, tuple(config.catalogs))
@@ -81,12 +74,13 @@ class RecommendServer:
     async def start(self) -> int:
         """Listen; returns the port. Raises ConfigError when the address cannot be bound."""
         add_to_server(self.servicer, self._server)
-        guarded = GuardedServer(self._server, self._config.receive_s)
-        await self._health.add_to_server(guarded)
+        await self._health.add_to_server(self._others)
+        names = [SERVICE_NAME]
         if self._catalogs is not None:
-            self._catalogs.add_to_server(guarded)
-        if self._reflection is not None:
-            self._reflection.add_to_server(guarded)
+            self._catalogs.add_to_server(self._others)
+            names.append(CATALOG_SERVICE_NAME)
+        if self._config.reflection:
+            add_reflection_to_server(names, self._others)
         check_address(self._config.host, self._config.port)
         address = format_address(self._config.host, self._config.port)
         port = int(self._server.add_insecure_port(address))
@@ -131,11 +125,9 @@ class RecommendServer:
         stopping = asyncio.ensure_future(self._server.stop(HOLD_S + FLUSH_S))
         await asyncio.sleep(HOLD_S)
         num_cut_off = self.servicer.end_calls()
-        self._health.end_watches()
+        self._others.end_calls()
         if self._catalogs is not None:
-            self._catalogs.end_calls()
-        if self._reflection is not None:
-            self._reflection.end_streams()
+            self._catalogs.close()
         await stopping
         return num_cut_off
 
@@ -184,7 +176,7 @@ def server_options(config: RuntimeConfig) -> list[tuple[str, int]]:
 
 
 async def serve(
-    engine: RequestSink, config: RuntimeConfig, on_listening: Callable[[str], None]
+    engine: ServedEngine, config: RuntimeConfig, on_listening: Callable[[str], None]
 ) -> ServeEnd:
     """Serve until a stop signal; `on_listening` gets the address with the real port.
 

@@ -4,19 +4,16 @@ grpc.aio runs the handler as a task of the server's loop and cancels it when the
 when the call's deadline passes. The engine's awaitable is awaited directly in that task, so each of these frees the request's
 place in the queue, its pages and its rows without any code here.
 
-The call is registered as one that streams its requests, which on the wire is the same. So the message is read here: a call that
-ends without one is refused (gRPC's unary handler would leave it without an answer for ever), one that does not send it in time
-is refused too, and the parsed message, which can be fifty times as large as its bytes, is gone before anything is waited for.
+The call is registered as one that streams its requests, which on the wire is the same. So the message is read here (`receive`),
+and once parsed, when it can be fifty times as large as its bytes, it is gone before anything is waited for.
 """
 
 import asyncio
 import logging
-import uuid
 from collections.abc import AsyncIterator
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from xgr_runtime.config import LimitsConfig
 from xgr_runtime.errors import EngineClosed, InvalidRequest, XgrError
@@ -24,51 +21,35 @@ from xgr_runtime.service._pb.xgr.v1 import recommend_pb2 as pb
 from xgr_runtime.service.call_record import CallRecord
 from xgr_runtime.service.call_totals import CallTotals
 from xgr_runtime.service.grpc_server import add_handlers
+from xgr_runtime.service.open_calls import OpenCalls
+from xgr_runtime.service.receive import (
+    choose_request_id,
+    parse_message,
+    receive,
+)
 from xgr_runtime.service.rpc_errors import (
     DETAILS_KEY,
     REASON_KEY,
     REPLY_TOO_LARGE,
     REQUEST_ID_KEY,
     REQUEST_TOO_LARGE,
+    SHUTTING_DOWN,
     RpcFailure,
+    ServicerContext,
     failure_from_error,
+    internal_failure,
 )
+from xgr_runtime.service.served_engine import ServedEngine
 from xgr_runtime.service.translate import request_from_proto
 from xgr_runtime.service.translate_result import result_to_proto
 from xgr_runtime.service.wire_arrays import Violations
-from xgr_runtime.types import RecRequest, RecResult
-from xgr_runtime.xschedule.engine_stats import EngineStats
+from xgr_runtime.types import RecRequest
 
-SERVICE_NAME = "xgr.v1.RecommendService"
-INTERNAL_MESSAGE = "internal error; the server's log has the details under this request id"
-REFUSED = RpcFailure(
-    grpc.StatusCode.UNAVAILABLE, "the server is shutting down and accepts no further requests"
-)
-NO_MESSAGE = RpcFailure(
-    grpc.StatusCode.INVALID_ARGUMENT, "the call ended without an xgr.v1.RecommendRequest message"
-)
+SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["RecommendService"].full_name
 CUT_OFF = RpcFailure(
     grpc.StatusCode.UNAVAILABLE, "the server was stopped before the answer was ready"
 )
 logger = logging.getLogger(__name__)
-
-# grpc has no type information: a ServicerContext or a Server of grpc.aio.
-ServicerContext: TypeAlias = Any
-Server: TypeAlias = Any
-
-
-class RequestSink(Protocol):
-    """The part of the Engine that the service uses.
-
-    Cancelling the task that awaits `submit` withdraws the request. `wait_stopped` returns when no request will be
-    answered any more. `stats` is called on other threads.
-    """
-
-    async def submit(self, request: RecRequest) -> RecResult: ...
-
-    async def wait_stopped(self) -> None: ...
-
-    def stats(self) -> EngineStats: ...
 
 
 class RecommendServicer:
@@ -79,7 +60,7 @@ class RecommendServicer:
 
     def __init__(
         self,
-        engine: RequestSink,
+        engine: ServedEngine,
         limits: LimitsConfig,
         receive_s: float = 30.0,
         *,
@@ -90,13 +71,12 @@ class RecommendServicer:
         self._log_requests = log_requests
         self._limits = limits
         self._receive_s = receive_s
-        self._receiving: set[asyncio.Task[Any]] = set()
+        self._receiving = OpenCalls()
+        self._accepted = OpenCalls()
         self._num_waiting_bytes = 0
         self._is_draining = False
         self._idle = asyncio.Event()
         self._idle.set()
-        self._accepted: set[asyncio.Task[Any]] = set()
-        self._is_cut_off = False
         self._may_refuse = asyncio.Event()
         self._may_refuse.set()
         self.engine_closed = asyncio.Event()
@@ -120,147 +100,109 @@ class RecommendServicer:
 
     def end_calls(self) -> int:
         """Answer every call UNAVAILABLE, those held and those in flight; returns the number of the latter."""
-        self._is_cut_off = True
         self._may_refuse.set()
-        for task in (*self._accepted, *self._receiving):
-            task.cancel()
-        return len(self._accepted)
+        self._receiving.end()
+        return self._accepted.end()
 
     async def recommend(
         self, _messages: AsyncIterator[bytes], context: ServicerContext
     ) -> pb.RecommendResponse:
         """Handle one call."""
-        call = CallRecord(self.calls, is_logged=self._log_requests)
+        with CallRecord(self.calls, is_logged=self._log_requests) as call:
+            try:
+                outcome = await self._outcome(call, context)
+            except asyncio.CancelledError:
+                call.end_cancelled(context.time_remaining())
+                raise
+            if isinstance(outcome, RpcFailure):
+                call.end_failed(outcome)
+                trailing: tuple[tuple[str, str | bytes], ...] = ((REQUEST_ID_KEY, call.request_id),)
+                if outcome.details:
+                    trailing = (*trailing, (DETAILS_KEY, outcome.details))
+                if outcome.reason:
+                    trailing = (*trailing, (REASON_KEY, outcome.reason))
+                await context.abort(outcome.code, outcome.message, trailing)
+                raise AssertionError("abort returned")
+            call.end_ok()
+            return outcome
+
+    async def _outcome(
+        self, call: CallRecord, context: ServicerContext
+    ) -> pb.RecommendResponse | RpcFailure:
+        """The answer of a call, whatever goes wrong; it has its request id afterwards. Raises CancelledError alone."""
         try:
             data = await self._receive(context)
-        except asyncio.CancelledError:
-            call.end_cancelled(context.time_remaining())
-            raise
-        num_bytes = 0 if isinstance(data, RpcFailure) else len(data)
-        call.request_id, asked = self._read(data, context, call.arrival_s)
-        del data
-        trailing: tuple[tuple[str, str | bytes], ...] = ((REQUEST_ID_KEY, call.request_id),)
-        context.set_trailing_metadata(trailing)
-        try:
+            num_bytes = 0 if isinstance(data, RpcFailure) else len(data)
+            asked = self._read(data, call, context)
+            del data
+            context.set_trailing_metadata(((REQUEST_ID_KEY, call.request_id),))
             if self._is_draining:
                 await self._may_refuse.wait()
-                outcome: pb.RecommendResponse | RpcFailure = REFUSED
-            elif isinstance(asked, RpcFailure):
-                outcome = asked
-            else:
-                outcome = await self._accept(asked, num_bytes)
-        except asyncio.CancelledError:
-            call.end_cancelled(context.time_remaining())
-            raise
-        if isinstance(outcome, RpcFailure):
-            call.end_failed(outcome)
-            if outcome.details:
-                trailing = (*trailing, (DETAILS_KEY, outcome.details))
-            if outcome.reason:
-                trailing = (*trailing, (REASON_KEY, outcome.reason))
-            await context.abort(outcome.code, outcome.message, trailing)
-            raise AssertionError("abort returned")
-        call.end_ok()
-        return outcome
+                return SHUTTING_DOWN
+            return asked if isinstance(asked, RpcFailure) else await self._accept(asked, num_bytes)
+        # The border of the process: what is no answer of the engine's is a defect of the runtime. The client learns only that,
+        # the log gets the traceback, and the server goes on with its other requests.
+        except Exception as error:  # noqa: BLE001 - `_failure` logs it
+            if isinstance(error, EngineClosed) and not self._is_draining:
+                self.engine_closed.set()
+            return _failure(error, call)
 
     async def _receive(self, context: ServicerContext) -> bytes | RpcFailure:
         """The bytes of the call's message, or why there are none."""
-        task = asyncio.current_task()
-        assert task is not None
-        is_late = False
-
-        def give_up() -> None:
-            nonlocal is_late
-            is_late = True
-            task.cancel()
-
-        timer = asyncio.get_running_loop().call_later(self._receive_s, give_up)
-        self._receiving.add(task)
         try:
-            data = await context.read()
+            with self._receiving.including_this():
+                return await receive(context, self._receive_s)
         except asyncio.CancelledError:
-            if self._is_cut_off:
-                return REFUSED
-            if not is_late:
+            if not self._receiving.is_ended:
                 raise
-            return RpcFailure(
-                grpc.StatusCode.DEADLINE_EXCEEDED,
-                f"the call sent no whole message within service.receive_s = {self._receive_s:g} seconds",
-            )
-        finally:
-            timer.cancel()
-            self._receiving.discard(task)
-        return NO_MESSAGE if data is grpc.aio.EOF else data
+            return SHUTTING_DOWN
 
     def _read(
-        self, data: bytes | RpcFailure, context: ServicerContext, arrival_s: float
-    ) -> tuple[str, RecRequest | RpcFailure]:
-        """The call's request id, and the request in its message or the answer to what is none.
+        self, data: bytes | RpcFailure, call: CallRecord, context: ServicerContext
+    ) -> RecRequest | RpcFailure:
+        """The request in the call's message, whose id the call gets, or the answer to what is none.
 
         No message is referred to afterwards, and no other call runs meanwhile: one parsed message is in memory at a time.
         """
         found = Violations()
-        refused = data if isinstance(data, RpcFailure) else self._check_size(len(data))
-        if isinstance(data, RpcFailure) or refused is not None:
-            assert refused is not None
-            return choose_request_id("", context, self._limits, found), refused
-        message = parse_message(data)
-        named = "" if message is None else message.request_id
-        request_id = choose_request_id(named, context, self._limits, found)
-        remaining_s = context.time_remaining()
+        call.request_id = choose_request_id("", context, self._limits, found)
+        if isinstance(data, RpcFailure):
+            return data
+        if (refused := self._check_size(len(data))) is not None:
+            return refused
         try:
+            message = parse_message(data)
             if message is None:
                 raise InvalidRequest([("request", "is not an xgr.v1.RecommendRequest message")])
-            deadline_s = None if remaining_s is None else arrival_s + remaining_s
-            return request_id, request_from_proto(
-                message, self._limits, request_id, deadline_s, found
-            )
-        except InvalidRequest as error:
-            failure = failure_from_error(error)
-            assert failure is not None
-            return request_id, failure
-        except Exception:  # as in `_answer`
-            logger.exception("request %s failed", request_id, extra={"request_id": request_id})
-            return request_id, RpcFailure(grpc.StatusCode.INTERNAL, INTERNAL_MESSAGE)
+            if message.request_id:
+                found = Violations()
+                call.request_id = choose_request_id(
+                    message.request_id, context, self._limits, found
+                )
+            remaining_s = context.time_remaining()
+            deadline_s = None if remaining_s is None else call.arrival_s + remaining_s
+            return request_from_proto(message, self._limits, call.request_id, deadline_s, found)
+        except Exception as error:  # noqa: BLE001 - as in `_outcome`; a server that drains refuses it all the same
+            return _failure(error, call)
 
     async def _accept(
         self, request: RecRequest, num_bytes: int
     ) -> pb.RecommendResponse | RpcFailure:
         """The answer of a call that counts as in flight."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._accepted.add(task)
         self._num_waiting_bytes += num_bytes
         self._idle.clear()
         try:
-            return await self._answer(request)
+            with self._accepted.including_this():
+                reply = result_to_proto(await self._engine.submit(request))
+                return self._too_large(reply) or reply
         except asyncio.CancelledError:
-            if not self._is_cut_off:
+            if not self._accepted.is_ended:
                 raise
             return CUT_OFF
         finally:
             self._num_waiting_bytes -= num_bytes
-            self._accepted.discard(task)
             if not self._accepted:
                 self._idle.set()
-
-    async def _answer(self, request: RecRequest) -> pb.RecommendResponse | RpcFailure:
-        request_id = request.request_id
-        try:
-            reply = result_to_proto(await self._engine.submit(request))
-            return self._too_large(reply) or reply
-        except XgrError as error:
-            if isinstance(error, EngineClosed) and not self._is_draining:
-                self.engine_closed.set()
-            failure = failure_from_error(error)
-            if failure is not None:
-                return failure
-            logger.exception("request %s failed", request_id, extra={"request_id": request_id})
-        # The border of the process: whatever else went wrong is a defect of the runtime. The client learns only that, the log
-        # gets the traceback, and the server goes on with its other requests.
-        except Exception:
-            logger.exception("request %s failed", request_id, extra={"request_id": request_id})
-        return RpcFailure(grpc.StatusCode.INTERNAL, INTERNAL_MESSAGE)
 
     def _check_size(self, num_bytes: int) -> RpcFailure | None:
         """The answer to a message that is too large, or too large beside those that wait already."""
@@ -291,45 +233,19 @@ class RecommendServicer:
         )
 
 
-def choose_request_id(
-    named: str,
-    context: ServicerContext,
-    limits: LimitsConfig,
-    found: Violations,
-) -> str:
-    """`named` in the message, else metadata "x-request-id", else a new one.
-
-    An id that cannot be logged and echoed in metadata is noted in `found` and replaced by a new one.
-    """
-    candidates = [("request_id", named)]
-    for key, value in context.invocation_metadata() or ():
-        if key == REQUEST_ID_KEY and isinstance(value, str):
-            candidates.append((f"metadata {REQUEST_ID_KEY}", value))
-    for field, value in candidates:
-        if not value:
-            continue
-        if len(value) <= limits.max_request_id_length and all(" " < c <= "~" for c in value):
-            return value
-        found.add(
-            field,
-            f"must be at most limits.max_request_id_length = {limits.max_request_id_length} printable ASCII characters "
-            f"without spaces, got {len(value)} characters",
-        )
-        break
-    return uuid.uuid4().hex
+def _failure(error: Exception, call: CallRecord) -> RpcFailure:
+    """The answer to what was raised."""
+    failure = failure_from_error(error) if isinstance(error, XgrError) else None
+    if failure is None:
+        fields = {"request_id": call.request_id}
+        logger.error("request %s failed", call.request_id, exc_info=error, extra=fields)
+        return internal_failure(call.request_id)
+    return failure
 
 
-def add_to_server(servicer: RecommendServicer, server: Server) -> None:
+def add_to_server(servicer: RecommendServicer, server: Any) -> None:
     """Register the servicer; unlike the generated function, which would read and parse the message before the servicer."""
     handler = grpc.stream_unary_rpc_method_handler(
         servicer.recommend, response_serializer=pb.RecommendResponse.SerializeToString
     )
     add_handlers(server, SERVICE_NAME, {"Recommend": handler})
-
-
-def parse_message(data: bytes) -> pb.RecommendRequest | None:
-    """The message in the bytes of a call, None where there is none; gRPC alone would answer UNKNOWN."""
-    try:
-        return pb.RecommendRequest.FromString(data)
-    except DecodeError:
-        return None

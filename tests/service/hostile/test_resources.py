@@ -103,7 +103,8 @@ def test_watches_of_made_up_services_leave_nothing(caplog: pytest.LogCaptureFixt
     async def main() -> None:
         async with standing(RuntimeConfig()) as stand:
             servicer: Any = stand.server._health._servicer
-            before = len(servicer._watches)
+            calls = stand.server._others._calls
+            before = len(calls)
             async with grpc.aio.insecure_channel(stand.target) as channel:
                 stub: Any = health_pb2_grpc.HealthStub(channel)
                 watches = [
@@ -113,12 +114,12 @@ def test_watches_of_made_up_services_leave_nothing(caplog: pytest.LogCaptureFixt
                 for watch in watches:
                     unknown = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
                     assert (await watch.read()).status == unknown
-                assert len(servicer._watches) == before + 200
+                assert len(calls) == before + 200
                 endless = stub.Watch(health_pb2.HealthCheckRequest(service="x" * 257))
                 assert await endless.code() is grpc.StatusCode.INVALID_ARGUMENT
                 for watch in watches:
                     watch.cancel()
-                await until(lambda: len(servicer._watches) == before)
+                await until(lambda: len(calls) == before)
             assert len(servicer._server_watchers) <= 1
 
     asyncio.run(main())
