@@ -63,6 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except XgrError as error:
         _complain(f"{type(error).__name__}: {error}")
         return EXIT_USAGE
+    except MemoryError as error:
+        _complain(f"this machine has no memory for it{f': {error}' if str(error) else ''}")
+        return EXIT_SYSTEM
     except BrokenPipeError:
         _discard_output()
         return EXIT_PIPE_CLOSED

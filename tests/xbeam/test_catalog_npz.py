@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import os
 import struct
+import subprocess
+import sys
+import tracemalloc
 import zipfile
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.xbeam.sources import TOKENS
+from xgr_runtime.cli import EXIT_SYSTEM
 from xgr_runtime.errors import CatalogError
 from xgr_runtime.xbeam.catalog import Catalog
 from xgr_runtime.xbeam.catalog_build import build_catalog_from_file
@@ -179,6 +183,7 @@ def test_files_that_are_no_archive_of_arrays(tmp_path: Path) -> None:
     [
         "{",
         "[" * 5000,
+        "-" * 9000,
         "{'descr': '<f4'}",
         "{[]: 1}",
         "{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (3,)}",
@@ -214,6 +219,101 @@ def test_an_archive_that_unpacks_to_more_than_its_items_is_refused_unread(tmp_pa
         CatalogError, match="array 'weights' has 1099511627776 entries, there are 3"
     ):
         build(tmp_path, member("weights.npy", out.getvalue(), tmp_path / "items.npz"))
+
+
+def announced(descr: str, num_entries: int) -> bytes:
+    """A header and no content."""
+    out = io.BytesIO()
+    shape: Any = {"descr": descr, "fortran_order": False, "shape": (num_entries,)}
+    np.lib.format.write_array_header_1_0(out, shape)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "descr", "num_entries"),
+    [
+        ("titles", "<U100000000", 3),
+        ("titles", "|S400000000", 3),
+        ("keys", "<U1500000", 3),
+        ("tag_names", "<U40", 1 << 20),
+        ("tag_names", "<U5000000", 1),
+        ("tag_indices", "<i8", 1 << 22),
+    ],
+)
+def test_wide_or_long_arrays_for_a_few_items_are_refused_unread(
+    tmp_path: Path, name: str, descr: str, num_entries: int
+) -> None:
+    path = member(f"{name}.npy", announced(descr, num_entries), tmp_path / "items.npz")
+    size = np.dtype(descr).itemsize * num_entries
+    with pytest.raises(CatalogError, match=rf"array '{name}' takes {size} bytes, at most \d+ are"):
+        build(tmp_path, path)
+
+
+def test_a_small_file_does_not_take_much_memory(tmp_path: Path) -> None:
+    """One item with a title of blanks that compresses a thousand times."""
+    titles = np.array(["x" + " " * 50_000_000])
+    np.savez_compressed(tmp_path / "items.npz", sids=np.array([[0, 0]]), titles=titles)
+    assert (tmp_path / "items.npz").stat().st_size < 400_000
+    del titles
+    tracemalloc.start()
+    try:
+        with pytest.raises(CatalogError, match="array 'titles' takes 200000004 bytes"):
+            build(tmp_path, tmp_path / "items.npz")
+        assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_long_texts_of_a_few_items_are_read(tmp_path: Path) -> None:
+    titles = np.array(["a" * 1_000_000, "", "b"])
+    with build(tmp_path, save(tmp_path / "i.npz", titles=titles)) as catalog:
+        assert catalog.titles_of([0]) == ["a" * 1_000_000]
+
+
+BUILD_IN_A_CORNER = """
+import resource, sys
+import numpy
+from xgr_runtime.cli import main
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (48 << 20), resource.RLIM_INFINITY))
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_sound_file_that_memory_does_not_suffice_for(tmp_path: Path) -> None:
+    """It is not called damaged, and the command ends with a line."""
+    num_items = 200_000
+    np.savez_compressed(
+        tmp_path / "items.npz",
+        sids=np.zeros((num_items, 2), np.int64),
+        titles=np.full(num_items, "a", "<U100"),
+    )
+    words = ["catalog", "build", str(tmp_path / "items.npz"), str(tmp_path / "c")]
+    words += ["--codes", "4,4", "--token-offsets", "0,0"]
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD_IN_A_CORNER, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == EXIT_SYSTEM, done.stderr
+    assert done.stderr.startswith("xgr: this machine has no memory for it: Unable to allocate")
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_encrypted_member(tmp_path: Path) -> None:
+    path = save(tmp_path / "items.npz")
+    content = bytearray(path.read_bytes())
+    for signature, flags in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
+        at = content.find(signature)
+        while at >= 0:
+            content[at + flags] |= 1
+            at = content.find(signature, at + 1)
+    path.write_bytes(content)
+    with pytest.raises(
+        CatalogError, match=r"array 'sids' is encrypted; write it with numpy\.savez"
+    ):
+        build(tmp_path, path)
 
 
 def test_a_member_that_is_there_twice(tmp_path: Path) -> None:

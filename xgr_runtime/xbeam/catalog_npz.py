@@ -2,7 +2,7 @@
 
 Headers come first: every array's type and shape is compared with what its name promises before any of its bytes is read,
 and nothing is ever unpickled. So a file of objects is refused by name, and what an archive unpacks to is bounded by the
-number of items that `sids` declares.
+number of items that `sids` declares: a small file cannot ask for the memory of a large catalogue.
 
     sids         whole numbers [n, levels]        item_ids     integers [n]            weights  floats or integers [n]
     servable     bool [n]                         keys, titles  str or UTF-8 bytes [n] ("" = none)
@@ -12,23 +12,26 @@ number of items that `sids` declares.
 
 from __future__ import annotations
 
-import ast
 import difflib
-import lzma
-import math
-import struct
-import zipfile
-import zlib
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from xgr_runtime.errors import CatalogError, shown
 from xgr_runtime.files import open_regular
 from xgr_runtime.xbeam.catalog_columns import refuse_unreadable
-from xgr_runtime.xbeam.catalog_source import ItemTable, check_size, items_from_arrays
+from xgr_runtime.xbeam.catalog_input import MAX_LINE_BYTES
+from xgr_runtime.xbeam.catalog_source import (
+    MAX_KEY_BYTES,
+    MAX_TAG_BYTES,
+    ItemTable,
+    check_size,
+    items_from_arrays,
+)
+from xgr_runtime.xbeam.npz_archive import ArrayHeader, open_archive, read_array, read_header
 
 if TYPE_CHECKING:
+    import zipfile
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -50,32 +53,14 @@ _EXPECTED = {
     "tag_indices": ("iu", 1, False),
 }
 _KIND_NAMES = {"iu": "integers", "iuf": "numbers", "b": "bool", "US": "str or bytes"}
-_MAGIC = b"\x93NUMPY"
-_LENGTH_FORMATS = {b"\x01\x00": "<H", b"\x02\x00": "<I"}
-_MAX_HEADER_BYTES = 10_000
-_CHUNK_BYTES = 1 << 20
-# What zipfile, zlib and ast.literal_eval raise for bytes that are not what they should be.
-_BROKEN = (
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-    struct.error,
-    EOFError,
-    ValueError,
-    TypeError,
-    SyntaxError,
-    RecursionError,
-    MemoryError,
-    NotImplementedError,
-    RuntimeError,
-)
-
-
-class _Header(NamedTuple):
-    member: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    is_column_order: bool
+# name -> bytes an item, where the shape alone sets no bound; numpy's characters have four. A few items may have as much text
+# as one line of JSONL beyond it.
+_BYTES_AN_ITEM = {
+    "keys": 4 * MAX_KEY_BYTES,
+    "titles": 1 << 16,
+    "tag_names": 4 * MAX_TAG_BYTES,
+    "tag_indices": 1 << 13,
+}
 
 
 def items_from_npz(
@@ -84,16 +69,20 @@ def items_from_npz(
     """Reads arrays by name (see the head of this file); `sid_field` + "s" and `id_field` + "s" are the names of two.
 
     Raises:
-        CatalogError: the file is no archive of arrays, or an array is missing, unknown, or of another type or shape.
+        CatalogError: the file is no archive of arrays, or an array is missing, unknown, or of another type, shape or size.
+        MemoryError: there is no memory for the arrays.
     """
     source = str(path)
     names = {f"{sid_field}s": "sids", f"{id_field}s": "item_ids"}
     try:
-        with open_regular(source, "read", CatalogError) as file, _open(source, file) as archive:
+        with (
+            open_regular(source, "read", CatalogError) as file,
+            open_archive(source, file) as archive,
+        ):
             headers = _headers(source, archive, names)
             _check_shapes(source, headers, num_levels)
             arrays = {
-                name: _read(source, archive, name, header) for name, header in headers.items()
+                name: read_array(source, archive, name, header) for name, header in headers.items()
             }
     except OSError as error:
         raise refuse_unreadable(source, error) from error
@@ -115,18 +104,11 @@ def items_from_npz(
     return table
 
 
-def _open(source: str, file: Any) -> zipfile.ZipFile:
-    try:
-        return zipfile.ZipFile(file)
-    except _BROKEN as error:
-        raise CatalogError(
-            f"{source} is no NPZ file: {error}; write it with numpy.savez"
-        ) from error
-
-
-def _headers(source: str, archive: zipfile.ZipFile, names: dict[str, str]) -> dict[str, _Header]:
+def _headers(
+    source: str, archive: zipfile.ZipFile, names: dict[str, str]
+) -> dict[str, ArrayHeader]:
     """What each array of the archive says it is, by the names of `_EXPECTED`."""
-    headers: dict[str, _Header] = {}
+    headers: dict[str, ArrayHeader] = {}
     known = {**{name: name for name in _EXPECTED if name not in ("sids", "item_ids")}, **names}
     for member in archive.namelist():
         given = member.removesuffix(_SUFFIX)
@@ -136,7 +118,7 @@ def _headers(source: str, archive: zipfile.ZipFile, names: dict[str, str]) -> di
             raise CatalogError(f"{source}: unknown array {shown(given)}; {hint}")
         if known[given] in headers:
             raise CatalogError(f"{source}: the array {given!r} is there twice")
-        headers[known[given]] = _header(source, archive, member, given)
+        headers[known[given]] = read_header(source, archive, member, given)
     lacking = [given for given, name in names.items() if name == "sids" and name not in headers]
     if lacking:
         raise CatalogError(f"{source}: the array {lacking[0]!r} is needed, got {shown([*headers])}")
@@ -148,41 +130,7 @@ def _headers(source: str, archive: zipfile.ZipFile, names: dict[str, str]) -> di
     return headers
 
 
-def _header(source: str, archive: zipfile.ZipFile, member: str, name: str) -> _Header:
-    try:
-        with archive.open(member) as stream:
-            header = _parse_header(member, stream)
-    except _BROKEN as error:
-        raise CatalogError(f"{source}: array {name!r} cannot be read: {error}") from error
-    if header.dtype.hasobject:
-        raise CatalogError(
-            f"{source}: array {name!r} holds Python objects, which are never loaded; give it a plain type such as "
-            "numpy.array(texts, dtype=str)"
-        )
-    return header
-
-
-def _parse_header(member: str, stream: IO[bytes]) -> _Header:
-    """Reads up to the first byte of the content. numpy's own reader mends headers on the way; here they are right or not."""
-    magic = stream.read(len(_MAGIC) + 2)
-    length_format = _LENGTH_FORMATS.get(magic[len(_MAGIC) :])
-    if not magic.startswith(_MAGIC) or length_format is None:
-        raise ValueError(f"it starts with {magic!r}, which is no array of plain type")
-    length_bytes = stream.read(struct.calcsize(length_format))
-    length = struct.unpack(length_format, length_bytes)[0]
-    if length > _MAX_HEADER_BYTES:
-        raise ValueError(f"its header has {length} bytes, at most {_MAX_HEADER_BYTES} are possible")
-    content = ast.literal_eval(stream.read(length).decode("latin1").strip())
-    if not isinstance(content, dict) or set(content) != {"descr", "fortran_order", "shape"}:
-        raise ValueError(f"its header is {shown(content)}")
-    shape, descr, is_column_order = content["shape"], content["descr"], content["fortran_order"]
-    is_shape = isinstance(shape, tuple) and all(type(n) is int and n >= 0 for n in shape)
-    if not is_shape or not isinstance(descr, str) or type(is_column_order) is not bool:
-        raise ValueError(f"its header is {shown(content)}")
-    return _Header(member, shape, np.dtype(descr), is_column_order)
-
-
-def _check_shapes(source: str, headers: dict[str, _Header], num_levels: int) -> None:
+def _check_shapes(source: str, headers: dict[str, ArrayHeader], num_levels: int) -> None:
     for name, header in headers.items():
         kinds, num_dimensions, _ = _EXPECTED[name]
         if header.dtype.kind not in kinds or len(header.shape) != num_dimensions:
@@ -201,39 +149,18 @@ def _check_shapes(source: str, headers: dict[str, _Header], num_levels: int) -> 
             raise CatalogError(
                 f"{source}: array {name!r} has {header.shape[0]} entries, there are {num_items} items"
             )
+    for name, bytes_an_item in _BYTES_AN_ITEM.items():
+        most = MAX_LINE_BYTES + num_items * bytes_an_item
+        if name in headers and headers[name].num_bytes > most:
+            raise CatalogError(
+                f"{source}: array {name!r} takes {headers[name].num_bytes} bytes, at most {most} are allowed for "
+                f"{num_items} items; shorten its entries, or write JSONL"
+            )
     if "tag_offsets" in headers and headers["tag_offsets"].shape[0] != num_items + 1:
         raise CatalogError(
             f"{source}: array 'tag_offsets' must have {num_items + 1} entries, one an item and the end, "
             f"got {headers['tag_offsets'].shape[0]}"
         )
-
-
-def _read(source: str, archive: zipfile.ZipFile, name: str, header: _Header) -> NDArray[Any]:
-    try:
-        with archive.open(header.member) as stream:
-            _parse_header(header.member, stream)
-            return _content(stream, header)
-    except _BROKEN as error:
-        raise CatalogError(
-            f"{source}: array {name!r} is damaged or cut short: {error}; write the file again"
-        ) from error
-
-
-def _content(stream: IO[bytes], header: _Header) -> NDArray[Any]:
-    """The array behind the header; at its end the archive compares the checksum."""
-    if not header.dtype.itemsize:  # texts that are all empty; numpy makes no arrays of such a type
-        return np.zeros(header.shape, f"{header.dtype.kind}1")
-    array = np.empty(math.prod(header.shape), header.dtype)
-    num_read = 0
-    with memoryview(array.view(np.uint8)).cast("B") as target:  # type: ignore[arg-type]
-        while chunk := stream.read(_CHUNK_BYTES):
-            if num_read + len(chunk) > len(target):
-                raise ValueError(f"it has more than the {len(target)} bytes of its shape")
-            target[num_read : num_read + len(chunk)] = chunk
-            num_read += len(chunk)
-        if num_read < len(target):
-            raise ValueError(f"it has {num_read} of {len(target)} bytes")
-    return array.reshape(header.shape, order="F" if header.is_column_order else "C")
 
 
 def _decoded(source: str, name: str, array: NDArray[Any]) -> Iterator[str]:
