@@ -111,9 +111,11 @@ class ItemColumns:
         if not _are_plain(rows, self._num_levels):
             return False
         names = set(chain.from_iterable(rows.tags))
+        has_ids = rows.item_ids[0] is not None
         try:
             codes = array("i", chain.from_iterable(rows.sids))
-            item_ids, weights = array("q", rows.item_ids), array("d", rows.weights)
+            item_ids = array("q", rows.item_ids if has_ids else bytes(8 * len(rows.item_ids)))
+            weights = array("d", rows.weights)
             keys = list(map(str.encode, rows.keys))
             titles = list(map(str.encode, rows.titles))
             for name in names.difference(self._tags):
@@ -125,11 +127,14 @@ class ItemColumns:
         for row, tags in enumerate(rows.tags, len(self._servable)):
             for tag in tags:
                 (self._tags.get(tag) or self._tags.setdefault(tag, array("i"))).append(row)
+        if has_ids:
+            self._num_ids += len(item_ids)
+        elif self._row_without_id < 0:
+            self._row_without_id = self.num_rows
         self._keys.extend(keys)
         self._titles.extend(titles)
         self._sids.extend(codes)
         self._ids.extend(item_ids)
-        self._num_ids += len(item_ids)
         self._weights.extend(weights)
         self._servable.extend(rows.servable)
         return True
@@ -169,9 +174,10 @@ class ItemColumns:
 
 
 def _are_plain(rows: Rows, num_levels: int) -> bool:
-    """Whether every value has the one usual type and every SID its length."""
+    """Whether every value has the one usual type and every SID its length. Ids are in all rows, or in none and keys in all."""
+    kinds_of_ids = set(map(type, rows.item_ids))
     return (
-        set(map(type, rows.item_ids)) == {int}
+        (kinds_of_ids == {int} or (kinds_of_ids == {type(None)} and all(rows.keys)))
         and set(map(type, rows.sids)) == {list}
         and set(map(len, rows.sids)) == {num_levels}
         and set(map(type, chain.from_iterable(rows.sids))) == {int}
