@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import subprocess
+import sys
 import threading
 import time
 from contextlib import asynccontextmanager
@@ -14,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.service.process import ROOT
 from tests.service.scrape import free_port, get, send, split
 from xgr_runtime.errors import ConfigError
 from xgr_runtime.service import metrics_http
@@ -155,6 +158,64 @@ def test_connections_beyond_the_limit_are_refused_and_places_come_back() -> None
             raise AssertionError("no place came back")
 
     asyncio.run(main())
+
+
+def test_a_crowd_of_connections_costs_no_more_than_twice_the_limit() -> None:
+    """The first are served, as many again are refused in words, and the rest closed without one."""
+
+    async def main() -> None:
+        async with serving() as port:
+            crowd = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
+            await asyncio.sleep(0.2)
+            served = [t for t in asyncio.all_tasks() if "_serve" in repr(t.get_coro())]
+            assert len(served) == 2 * metrics_http.MAX_CONNECTIONS
+            silent, refused = 0, 0
+            for reader, writer in crowd:
+                with contextlib.suppress(ConnectionError):
+                    try:
+                        head = await asyncio.wait_for(reader.read(12), 0.02)
+                        refused += head == b"HTTP/1.1 503"
+                    except asyncio.TimeoutError:
+                        silent += 1
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+            limit = metrics_http.MAX_CONNECTIONS
+            assert (silent, refused) == (limit, limit)
+            for _ in range(200):
+                with contextlib.suppress(OSError):
+                    if await is_serving(port):
+                        return
+                await asyncio.sleep(0.01)
+            raise AssertionError("no place came back")
+
+    asyncio.run(main())
+
+
+def test_a_process_does_not_wait_for_text_that_never_comes() -> None:
+    code = """
+import asyncio, threading
+from xgr_runtime.service.metrics_http import MetricsEndpoint
+
+def render(accept):
+    entered.set()
+    threading.Event().wait()
+
+async def main():
+    endpoint = MetricsEndpoint(render, "127.0.0.1", PORT)
+    await endpoint.start()
+    _, writer = await asyncio.open_connection("127.0.0.1", PORT)
+    writer.write(b"GET /metrics HTTP/1.1\\r\\n\\r\\n")
+    while not entered.is_set():
+        await asyncio.sleep(0.01)
+    await endpoint.close()
+    writer.close()
+
+entered = threading.Event()
+asyncio.run(main())
+"""
+    run = [sys.executable, "-c", code.replace("PORT", str(free_port()))]
+    assert subprocess.run(run, cwd=ROOT, timeout=30, check=False).returncode == 0
 
 
 def test_a_reset_connection_is_nobodys_business(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,18 +1,19 @@
 """GET /metrics over HTTP, in the server's loop: as much HTTP as a scraper needs, and bounds on everything else.
 
 One request a connection. Head, time and number of connections are bounded, so the endpoint costs the service little whoever
-talks to it; a library's threaded server would give every idle connection a thread. The text is made on a worker thread,
-because asking the engine takes its lock.
+talks to it; a library's threaded server would give every idle connection a thread. Beyond MAX_CONNECTIONS as many again are
+refused in words, further ones are closed without one. The text is made on a thread of its own, because asking the engine takes
+its lock; one that no process waits for at its end.
 """
 
 import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from xgr_runtime.errors import ConfigError, printable
+from xgr_runtime.service.worker_thread import WorkerThread
 
 PATH = "/metrics"
 MAX_CONNECTIONS = 16
@@ -36,6 +37,7 @@ _REASONS = {
 logger = logging.getLogger(__name__)
 
 Render = Callable[[str], tuple[str, bytes]]
+Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class MetricsEndpoint:
@@ -43,14 +45,15 @@ class MetricsEndpoint:
 
     def __init__(self, render: Render, host: str, port: int) -> None:
         self._render, self._host, self._port = render, host, port
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
+        self._renders = WorkerThread("xgr-metrics")
 
     async def start(self) -> None:
         """Listen. Raises ConfigError when the address cannot be bound."""
         try:
             self._server = await asyncio.start_server(
-                self._serve, self._host, self._port, limit=MAX_HEAD_BYTES, reuse_port=False
+                self._connected, self._host, self._port, limit=MAX_HEAD_BYTES, reuse_port=False
             )
         except (OSError, ValueError) as error:  # ValueError: text that cannot be the name of a host
             reason = getattr(error, "strerror", None) or error
@@ -71,22 +74,32 @@ class MetricsEndpoint:
             await asyncio.wait(self._tasks)
         await self._server.wait_closed()
         self._server = None
+        self._renders.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection. Whatever a peer does to it ends it and nothing else."""
-        task = asyncio.current_task()
-        assert task is not None
-        is_one_too_many = len(self._tasks) >= MAX_CONNECTIONS
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        num_open = len(self._tasks)
+        if num_open >= 2 * MAX_CONNECTIONS:
+            writer.transport.abort()
+            return
+        answer = self._answer if num_open < MAX_CONNECTIONS else self._refuse
+        task = asyncio.ensure_future(self._serve(answer, reader, writer))
         self._tasks.add(task)
+
+        def on_end(_: object) -> None:
+            self._tasks.discard(task)
+            writer.transport.abort()  # nothing where it is closed; a task that never ran closes nothing
+
+        task.add_done_callback(on_end)
+
+    async def _serve(
+        self, answer: Answer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """One connection. Whatever a peer does to it ends it and nothing else."""
         try:
-            answer = (
-                self._refuse(reader, writer) if is_one_too_many else self._answer(reader, writer)
-            )
-            await asyncio.wait_for(answer, CONNECTION_S)
+            await asyncio.wait_for(answer(reader, writer), CONNECTION_S)
         except (OSError, asyncio.TimeoutError, asyncio.CancelledError):
             writer.transport.abort()
         finally:
-            self._tasks.discard(task)
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
@@ -102,8 +115,8 @@ class MetricsEndpoint:
         content_type, body = "text/plain; charset=utf-8", b""
         if status == 200:
             try:
-                content_type, body = await asyncio.get_running_loop().run_in_executor(
-                    None, self._render, accept
+                content_type, body = await asyncio.wrap_future(
+                    self._renders.submit(lambda: self._render(accept))
                 )
             # Metrics are never worth the service: the scraper learns that they failed, the log why.
             except Exception:
