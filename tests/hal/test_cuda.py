@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
+from tests.helpers.catalogs import contiguous_tokens, random_catalog
+from tests.helpers.engines import write_catalog
+from xgr_runtime.config import CacheConfig
+from xgr_runtime.xbeam.catalog import Catalog
+from xgr_runtime.xbeam.slot import CatalogSlot, plan_slot
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from xgr_runtime.hal.device import Device
 
 pytestmark = pytest.mark.device("cuda")
+TOKENS = contiguous_tokens([8, 8, 8], 2)
 BUSY_CYCLES = 200_000_000  # about a tenth of a second
 
 
@@ -64,3 +75,52 @@ def test_a_captured_graph_comes_after_what_the_default_stream_was_given(device: 
         device.copy(back, x)
     device.record_event().wait()
     assert back.tolist() == [6.0] * 4
+
+
+def test_an_event_beside_a_capture_waits_for_its_end(device: Device) -> None:
+    """Recorded into the capture it would break the graph, and waiting for it would never be allowed."""
+    x = torch.zeros(4, device=device.torch_device)
+    is_capturing = threading.Event()
+    runs: list[None] = []
+    errors: list[BaseException] = []
+
+    def add_one() -> None:
+        x.add_(1)
+        runs.append(None)
+        if len(runs) == 2:  # the first run is not captured
+            is_capturing.set()
+            time.sleep(0.2)
+
+    def wait_beside() -> None:
+        try:
+            assert is_capturing.wait(30)
+            device.record_event().wait()
+        except BaseException as error:  # noqa: BLE001 - looked at below
+            errors.append(error)
+
+    beside = threading.Thread(target=wait_beside)
+    beside.start()
+    graph = device.capture("add", add_one)
+    beside.join(30)
+    assert not errors
+    x.zero_()
+    with device.segment("add"):
+        graph.replay()
+    device.record_event().wait()
+    assert x.tolist() == [1.0] * 4
+
+
+def test_a_loaded_slot_can_be_freed_at_once(device: Device, tmp_path: Path) -> None:
+    """What takes its memory next is not written into by copies of the load that are still to come."""
+    catalog = Catalog.open(write_catalog(tmp_path / "items.xgr", random_catalog(3, 300, TOKENS)))
+    catalog.verify()
+    slot = CatalogSlot(plan_slot(catalog, CacheConfig()), device, 2, 1)
+    sizes = [level.alive_RE.shape for level in slot.levels]
+    torch.cuda.synchronize()
+    with device.segment("busy"):
+        keep_busy()  # a batch that runs meanwhile: the copies come after it
+    slot.load(catalog)
+    slot.free()
+    later = [torch.zeros(shape, dtype=torch.bool, device=device.torch_device) for shape in sizes]
+    torch.cuda.synchronize()
+    assert not any(zeros.any() for zeros in later)

@@ -222,6 +222,63 @@ def test_only_verified_catalogues_are_loaded(tmp_path: Path) -> None:
         slot.scratch_row(1)
 
 
+class LateEvent:
+    """Waiting for it makes the copies that were issued before it arrive."""
+
+    def __init__(self, device: LateDevice) -> None:
+        self._device, self._num_before = device, len(device.pending)
+
+    def is_done(self) -> bool:
+        return len(self._device.pending) == 0
+
+    def wait(self) -> None:
+        for target, source in self._device.pending[: self._num_before]:
+            target.copy_(source)
+        del self._device.pending[: self._num_before]
+
+
+class LateDevice(CpuDevice):
+    """Copies arrive when somebody waits for them, and not before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pending: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self.pending.append((target, source.clone()))
+
+    def record_event(self) -> LateEvent:  # type: ignore[override]
+        return LateEvent(self)
+
+
+def test_a_load_waits_until_the_device_has_it() -> None:
+    """So that the slot may be freed at once: no copy comes later, into memory that is somebody else's."""
+    catalog, device = compiled(full_catalog(300, 12)), LateDevice()
+    slot = CatalogSlot(plan_slot(catalog, SPARSE), device, 3, 2)
+    slot.load(catalog)
+    assert not device.pending
+    right = loaded(catalog, SPARSE)
+    for level, expected in zip(slot.levels, right.levels, strict=True):
+        assert torch.equal(level.alive_RE, expected.alive_RE)
+    for table, expected_table in zip(slot.token_of, right.token_of, strict=True):
+        assert torch.equal(table, expected_table)
+
+
+def test_a_load_that_fails_leaves_no_copy_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog, device = compiled(full_catalog(300, 12)), LateDevice()
+    slot = CatalogSlot(plan_slot(catalog, SPARSE), device, 3, 2)
+
+    def fail(*_: object) -> None:
+        assert device.pending
+        raise MemoryError
+
+    monkeypatch.setattr(slot, "write_alive", fail)
+    with pytest.raises(MemoryError):
+        slot.load(catalog)
+    assert not device.pending
+    assert slot.catalog is None
+
+
 def test_bytes_are_those_of_the_arrays() -> None:
     slot = loaded(compiled(full_catalog(300, 12)), CacheConfig(catalog_headroom=1.0), 3, 2)
     plans = slot.plan.levels

@@ -4,8 +4,8 @@ Memory is allocated and filled wherever it is made, hence on torch's default str
 on a busy GPU the zeros of a new buffer would arrive after the first copy into it. So the side stream waits for the default
 one whenever a segment opens, and before a copy outside of segments. (Host memory of a copy is the caller's to keep.)
 
-Catalogues are loaded from other threads while batches run. A copy that another thread issues during a capture would be
-recorded into the graph's stream or break it, so captures and copies exclude each other.
+Catalogues are loaded from other threads while batches run. A copy or event that another thread issues during a capture would be
+recorded into the graph's stream or break it, so captures exclude both.
 """
 
 import threading
@@ -90,7 +90,8 @@ class CudaDevice:
 
     def record_event(self) -> _CudaEvent:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(self._stream)
+        with self._lock:
+            event.record(self._stream)
         return _CudaEvent(event)
 
     def timer(self) -> Timer:

@@ -123,9 +123,19 @@ class CatalogSlot:
         return row
 
     def load(self, catalog: Catalog) -> None:
-        """Fill the slot from a verified catalogue that the plan fits."""
+        """Fill the slot from a verified catalogue that the plan fits; waits until the device has it.
+
+        Also when it fails half-way: a copy that is still to come would write into whatever has the slot's memory by then.
+        """
         assert catalog.is_verified, catalog.path
         assert self.plan.fits(catalog), catalog.path
+        try:
+            self._fill(catalog)
+        finally:
+            self._device.record_event().wait()
+        self.catalog = catalog
+
+    def _fill(self, catalog: Catalog) -> None:
         for level, plan in enumerate(self.plan.levels):
             trie = self.levels[level]
             offsets, codes = catalog.offsets[level], catalog.codes[level]
@@ -146,7 +156,6 @@ class CatalogSlot:
             tokens = np.maximum(catalog.token_of[level], 0).astype(np.int64)
             self._put(self.token_of[level], tokens)
             self.write_alive(ALL_ALIVE_ROW, level, np.ones(len(codes), dtype=bool))
-        self.catalog = catalog
 
     def free(self) -> None:
         """Let go of the device arrays, whoever still holds the slot. It cannot be used afterwards."""
