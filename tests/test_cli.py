@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.service.running import running_in_thread
+from tests.service.servers import running_in_thread
 from tests.service.stand_in import StandInEngine
 from tests.service.world import make_world
 from xgr_runtime.cli import main

@@ -28,6 +28,7 @@ if __package__ in (None, ""):
 from tools._bench.load import Arrivals, Tally, run_closed, run_open
 from tools._bench.traffic import Traffic, TrafficOptions, read_histories
 from xgr_runtime.errors import XgrError
+from xgr_runtime.service.address import DEFAULT_TARGET
 from xgr_runtime.service.client import AsyncRecommendClient
 from xgr_runtime.types import NORMALIZATIONS, Search
 
@@ -74,7 +75,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--target", default="127.0.0.1:50051", metavar="HOST:PORT")
+    parser.add_argument("--target", default=DEFAULT_TARGET, metavar="HOST:PORT")
     mode = parser.add_mutually_exclusive_group(required=True)
     mode.add_argument("--rate", type=_positive, metavar="R", help="open loop: requests per second")
     mode.add_argument("--concurrency", type=_count, metavar="N", help="closed loop: callers")

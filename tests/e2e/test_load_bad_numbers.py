@@ -22,7 +22,7 @@ from tests.helpers.engines import (
 from tests.helpers.load import assert_at_rest
 from tests.helpers.oracle import Catalog, Item
 from tests.helpers.tiny_models import TinyShape, write_tiny_model
-from tests.service.running import running
+from tests.service.servers import running
 from xgr_runtime.config import SchedulerConfig
 from xgr_runtime.hal.cpu import CpuDevice
 from xgr_runtime.models.registry import load_model

@@ -21,7 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.helpers.load import Alone, Content, make_contents
 from tests.service.process import ROOT, serving
-from tests.service.running import running
+from tests.service.servers import running
 from tests.service.stand_in import StandInEngine
 from tests.service.world import World, make_world
 from xgr_runtime import Engine, RuntimeConfig

@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.swaps import Clients, Operator, swap
 from tests.helpers.tiny_models import TinyShape, write_tiny_model
-from tests.service.running import running_in_thread
+from tests.service.servers import running_in_thread
 from tests.xschedule.catalogs.versions import VOCAB, Versions, start_engine
 from xgr_runtime.config import ServiceConfig
 from xgr_runtime.service.catalog_admin_client import CatalogAdminClient

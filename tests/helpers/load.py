@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tests.helpers.catalogs import TAGS
-from tests.service.running import running
+from tests.service.servers import running
 from xgr_runtime.errors import (
     DeadlineExceeded,
     InvalidRequest,

@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from xgr_runtime.service.address import read_address
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
-LISTENING = "xgr serve: listening on "
+START_LIMIT_S = 120.0
 
 
 def start(arguments: Sequence[str], errors: IO[str] | None = None) -> subprocess.Popen[str]:
@@ -35,13 +37,11 @@ def serving(
     """The process and its address; killed at the end if it still runs. errors: a file for a log that no pipe could hold."""
     process = start(arguments, errors)
     try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line.startswith(LISTENING):
+        address = read_address(process.stdout, START_LIMIT_S)
+        if not address:
             process.kill()
-            _, said = process.communicate()
-            raise AssertionError(f"the server did not come up: {line}{said}")
-        yield process, line.removeprefix(LISTENING).strip()
+            raise AssertionError(f"the server did not come up: {process.communicate()}")
+        yield process, address
     finally:
         if process.poll() is None:
             process.kill()

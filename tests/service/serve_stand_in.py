@@ -3,10 +3,10 @@
 import asyncio
 import sys
 
-from tests.service.running import with_free_port
+from tests.service.servers import with_free_port
 from tests.service.stand_in import StandInEngine
+from xgr_runtime.service.address import announce
 from xgr_runtime.service.server import serve
-from xgr_runtime.service.service_cli import announce
 
 if __name__ == "__main__":
     config = with_free_port(drain_s=float(sys.argv[1]))

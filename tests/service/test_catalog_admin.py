@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from tests.service.running import running_in_thread
+from tests.service.servers import running_in_thread
 from tests.service.stand_in import StandInEngine
 from xgr_runtime.cli import main
 from xgr_runtime.config import RuntimeConfig, ServiceConfig, load_config

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from tests.service.running import running, running_in_thread
+from tests.service.servers import running, running_in_thread
 from tests.service.stand_in import StandInEngine, answer
 from tests.service.strategies import plain, requests
 from xgr_runtime import errors

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests.service.running import running_in_thread
+from tests.service.servers import running_in_thread
 from tests.service.stand_in import StandInEngine
 from tests.service.test_client import closed_port
 from xgr_runtime.errors import ConfigError

@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.helpers.catalogs import TAGS
 from tests.helpers.same_answer import SameAnswerTotals
 from tests.service.process import ROOT, serving
-from tests.service.running import running, running_in_thread
+from tests.service.servers import running, running_in_thread
 from tests.service.world import World, make_world
 from xgr_runtime import Engine, RuntimeConfig
 from xgr_runtime.cli import main

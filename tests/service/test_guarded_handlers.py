@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from tests.service.running import running
+from tests.service.servers import running
 from tests.service.stand_in import StandInEngine
 from xgr_runtime.config import RuntimeConfig, ServiceConfig
 from xgr_runtime.service.grpc_server import open_grpc_server

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.service.running import running_in_thread
+from tests.service.servers import running_in_thread
 from tests.service.stand_in import StandInEngine
 from xgr_runtime.config import ServiceConfig
 from xgr_runtime.service import logs

@@ -14,8 +14,8 @@ import grpc
 import numpy as np
 import pytest
 
-from tests.service.running import running
 from tests.service.scrape import by_label, free_port, get, parse, value
+from tests.service.servers import running
 from tests.service.world import TOKENS, World, make_world
 from tests.xschedule.running import Gate
 from xgr_runtime import Engine, RuntimeConfig

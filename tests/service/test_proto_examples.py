@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.service.running import running_in_thread
+from tests.service.servers import running_in_thread
 from tests.service.stand_in import StandInEngine
 from xgr_runtime.config import LimitsConfig, SearchDefaults
 from xgr_runtime.shipped import folder

@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
-from tests.service.running import running, running_in_thread
+from tests.service.servers import running, running_in_thread
 from tests.service.stand_in import StandInEngine
 from xgr_runtime.config import RuntimeConfig, ServiceConfig
 from xgr_runtime.service._pb.xgr.v1 import recommend_pb2

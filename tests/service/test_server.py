@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.service.process import serving
-from tests.service.running import running, with_free_port
+from tests.service.servers import running, with_free_port
 from tests.service.stand_in import StandInEngine, answer
 from xgr_runtime.config import RuntimeConfig, ServiceConfig
 from xgr_runtime.errors import ConfigError, DeadlineExceeded, EngineClosed
@@ -25,8 +25,6 @@ from xgr_runtime.service.rpc_errors import ServiceError
 from xgr_runtime.service.server import (
     RecommendServer,
     ServeEnd,
-    check_address,
-    format_address,
     serve,
 )
 from xgr_runtime.service.translate import request_to_proto
@@ -176,19 +174,6 @@ def test_an_engine_that_stops_during_a_drain_is_told() -> None:
             assert server.servicer.engine_closed.is_set()
 
     asyncio.run(main())
-
-
-@pytest.mark.parametrize("host", ["a..b", "x" * 300, "no host", "\x1b[31m"])
-def test_a_host_that_is_none_is_refused(host: str) -> None:
-    with pytest.raises(ConfigError, match="cannot listen on") as caught:
-        check_address(host, 0)
-    assert str(caught.value).isprintable()
-    assert len(str(caught.value)) < 400
-
-
-def test_addresses() -> None:
-    assert format_address("127.0.0.1", 5) == "127.0.0.1:5"
-    assert format_address("::1", 5) == "[::1]:5"
 
 
 @pytest.mark.e2e

@@ -14,7 +14,7 @@ from google.protobuf import descriptor_pool
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from tests.service.running import running, with_free_port
+from tests.service.servers import running, with_free_port
 from tests.service.stand_in import StandInEngine, answer
 from tests.service.strategies import plain
 from xgr_runtime.config import LimitsConfig, RuntimeConfig

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests.service.running import running, running_in_thread
+from tests.service.servers import running, running_in_thread
 from tests.service.stand_in import StandInEngine
 from tools import load_gen
 from tools._bench.load import Arrivals, Tally, percentiles, run_closed, run_open

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from xgr_runtime import Engine, RuntimeConfig
 from xgr_runtime.errors import CatalogError
+from xgr_runtime.service.address import announce
 from xgr_runtime.service.server import ServeEnd, serve
-from xgr_runtime.service.service_cli import announce
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

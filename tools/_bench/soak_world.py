@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from tools._bench.traffic import TrafficOptions
+from xgr_runtime.service.address import read_address
 from xgr_runtime.xbeam.catalog_build import build_catalog
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "configs" / "demo"
 TAGS = tuple(f"genre:{number}" for number in range(12))
-LISTENING = "listening on "
+START_LIMIT_S = 120.0
 
 
 def build_catalogs(folder: Path) -> tuple[list[str], int]:
@@ -92,11 +93,10 @@ def service(
         [*command, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True
     ) as process:
         try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if LISTENING not in line:
-                raise RuntimeError(f"the service did not start: {line}")
-            yield process, line.partition(LISTENING)[2].strip()
+            address = read_address(process.stdout, START_LIMIT_S)
+            if not address:
+                raise RuntimeError("the service did not start")
+            yield process, address
         finally:
             if process.poll() is None:
                 process.kill()

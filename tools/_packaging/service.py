@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import signal
 import socket
 import subprocess
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tools._packaging.environments import environment
+from xgr_runtime.service.address import read_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,13 +42,11 @@ def serving(
             text=True,
         ) as server,
     ):
-        assert server.stdout is not None
         try:
-            ready, _, _ = select.select([server.stdout], [], [], START_LIMIT_S)
-            line = server.stdout.readline() if ready else ""
-            if "listening on " not in line:
+            address = read_address(server.stdout, START_LIMIT_S)
+            if not address:
                 raise RuntimeError(f"no service: {log_path.read_text(encoding='utf-8')}")
-            yield line.split("listening on ")[1].strip()
+            yield address
         finally:
             server.send_signal(signal.SIGTERM)
         code = server.wait(timeout=60)

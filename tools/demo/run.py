@@ -8,7 +8,6 @@ JSON report.
 from __future__ import annotations
 
 import json
-import select
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from xgr_runtime.service.address import read_address
 from xgr_runtime.shipped import folder
 
 from .baselines import Markov1, popularity_ranking, popularity_recommend
@@ -113,13 +113,11 @@ def service(places: Places) -> Iterator[str]:
 
 def wait_for_address(server: subprocess.Popen[str], log_path: Path) -> str:
     """The address in the one line that the service prints when it listens."""
-    assert server.stdout is not None
-    ready, _, _ = select.select([server.stdout], [], [], START_LIMIT_S)
-    line = server.stdout.readline() if ready else ""
-    if "listening on " not in line:
+    address = read_address(server.stdout, START_LIMIT_S)
+    if not address:
         log = log_path.read_text(encoding="utf-8").splitlines()
         raise DemoError(f"xgr serve did not start, see {log_path}: {log[-1] if log else 'empty'}")
-    return line.split("listening on ")[1].strip()
+    return address
 
 
 def ask(

@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 from xgr_runtime.errors import XgrError, printable
+from xgr_runtime.service.address import DEFAULT_TARGET
 from xgr_runtime.service.catalog_admin_client import CatalogAdminClient
 from xgr_runtime.service.client_output import error_text, exit_code, json_line
 
@@ -39,7 +40,7 @@ def _command(commands: Any, name: str, text: str) -> Any:
         "Exit code: 0 done, 1 refused or failed, 2 wrong usage, 3 unreachable, 4 no answer in time."
     )
     command = commands.add_parser(name, help=text, description=f"{text}. {codes}".capitalize())
-    command.add_argument("--target", default="127.0.0.1:50051", metavar="HOST:PORT")
+    command.add_argument("--target", default=DEFAULT_TARGET, metavar="HOST:PORT")
     command.set_defaults(handler=handle)
     return command
 

@@ -10,11 +10,10 @@ and would always use up the whole period.
 import asyncio
 import enum
 import logging
-import socket
 from collections.abc import Callable
 
 from xgr_runtime.config import RuntimeConfig
-from xgr_runtime.errors import ConfigError, printable
+from xgr_runtime.service.address import check_address, format_address
 from xgr_runtime.service.catalog_admin import SERVICE_NAME as CATALOG_SERVICE_NAME
 from xgr_runtime.service.catalog_admin import CatalogServicer
 from xgr_runtime.service.grpc_server import open_grpc_server
@@ -211,26 +210,3 @@ async def serve(
             return ServeEnd.DRAINED
         signals.exit_from_now()
         return ServeEnd.ENGINE_CLOSED if engine_closed.is_set() else ServeEnd.CUT_OFF
-
-
-def check_address(host: str, port: int) -> None:
-    """Bind and release the address, because gRPC's own refusal names no reason. Raises ConfigError with the system's."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            probe.listen(1)
-    except (OSError, ValueError) as error:  # ValueError: text that cannot be the name of a host
-        reason = error.strerror if isinstance(error, OSError) else f"no name of a host ({error})"
-        raise ConfigError(
-            f"cannot listen on {format_address(printable(host, 80), port)}: {reason}; "
-            "choose another service.port (0 takes a free one) or service.host"
-        ) from error
-
-
-def format_address(host: str, port: int) -> str:
-    """host:port, with brackets around an IPv6 host."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

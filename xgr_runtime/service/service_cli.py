@@ -11,6 +11,7 @@ import xgr_runtime
 from xgr_runtime.config import load_config
 from xgr_runtime.errors import shown
 from xgr_runtime.service import client_cli
+from xgr_runtime.service.address import DEFAULT_TARGET, announce
 from xgr_runtime.service.client import DEFAULT_TIMEOUT_S
 from xgr_runtime.service.logs import configure_logging
 from xgr_runtime.service.server import ServeEnd, serve
@@ -79,11 +80,6 @@ def handle_serve(args: argparse.Namespace) -> int:
     return exit_code
 
 
-def announce(address: str) -> None:
-    """The one line that says where the service listens; scripts wait for it."""
-    print(f"xgr serve: listening on {address}", flush=True)
-
-
 def add_client_parser(subparsers: Any) -> None:
     """Add `xgr client`."""
     parser = subparsers.add_parser(
@@ -92,7 +88,7 @@ def add_client_parser(subparsers: Any) -> None:
         description="Send one history, or one request per line of a file. Exit code: 0 answered, 1 refused or failed, "
         "2 wrong usage, 3 the service cannot be reached or is shutting down, 4 deadline exceeded.",
     )
-    parser.add_argument("--target", default="127.0.0.1:50051", metavar="HOST:PORT")
+    parser.add_argument("--target", default=DEFAULT_TARGET, metavar="HOST:PORT")
     parser.add_argument("--timeout-s", type=_positive, default=DEFAULT_TIMEOUT_S, metavar="S")
     parser.add_argument("--json", action="store_true", help="print results as JSON, one a line")
     parser.add_argument("--concurrency", type=_count, default=1, metavar="N", help="with --input")

@@ -26,7 +26,7 @@ import pytest
 from tests.service.hostile import raw_http2 as raw
 from tests.service.hostile.raw_http2 import OPENING, data, frame, headers, message
 from tests.service.process import ROOT
-from tests.service.running import running
+from tests.service.servers import running
 from tests.service.stand_in import StandInEngine
 from xgr_runtime.config import LimitsConfig, RuntimeConfig, ServiceConfig
 from xgr_runtime.service._pb.xgr.v1 import recommend_pb2 as pb

@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from tests.service.hostile.test_connections import METHOD, until
-from tests.service.running import running
+from tests.service.servers import running
 from tests.service.stand_in import StandInEngine
 from tests.service.world import World, make_world
 from xgr_runtime import Engine, RuntimeConfig

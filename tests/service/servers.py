@@ -1,4 +1,4 @@
-"""Running servers for tests: in the test's own loop, or in a loop of their own thread for synchronous clients."""
+"""Servers for tests: in the test's own loop, or in a loop of their own thread for synchronous clients."""
 
 from __future__ import annotations
 
