@@ -1,4 +1,4 @@
-"""Ranges and relations of a configuration: values of the right type that cannot work are refused by their dotted name."""
+"""Ranges and relations of a configuration: values of the right type that cannot work are refused by their names."""
 
 import os
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""`xgr config show`: the effective configuration, one value a line, with where each came from; `reference`: what there is."""
+"""`xgr config show`: the effective configuration with where each value came from; `reference`: what there is."""
 
 import argparse
 from pathlib import Path

@@ -1,7 +1,8 @@
 """YAML as configurations use it: plain mappings, lists and scalars, each written once.
 
 What YAML offers beyond that is refused where it stands, because it hides what a value is (tags, merge keys, numbers of
-base 8 or 60), can be endless (aliases), or is settled silently (a key given twice keeps its last value). Dates stay text.
+base 8 or 60), can be endless (aliases), or is settled silently (a key given twice keeps its last value). Dates stay
+text.
 Every error is one line with the source and, where YAML knows it, the line and column.
 """
 

@@ -119,7 +119,9 @@ def test_a_loaded_slot_can_be_freed_at_once(device: Device, tmp_path: Path) -> N
     torch.cuda.synchronize()
     with device.segment("busy"):
         keep_busy()  # a batch that runs meanwhile: the copies come after it
+    busy = device.record_event()
     slot.load(catalog)
+    assert busy.is_done()
     slot.free()
     later = [torch.zeros(shape, dtype=torch.bool, device=device.torch_device) for shape in sizes]
     torch.cuda.synchronize()
