@@ -23,6 +23,7 @@ from xgr_runtime.hal.discovery import DEVICE_KINDS, open_device
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.helpers.versions import Versions
     from xgr_runtime.hal.device import Device
 
 DATA_VARIABLE = "XGR_TEST_DATA"
@@ -120,6 +121,25 @@ def device(request: pytest.FixtureRequest) -> Device:
 def shared_data() -> Path:
     """The folder of the shared test data, for tests marked `shared_data`."""
     return data_folder()
+
+
+@pytest.fixture(scope="session")
+def versions_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a model that fits every catalogue of `versions`."""
+    # Not at the top: they import transformers, which takes seconds that most tests do not need.
+    from tests.helpers.tiny_models import TinyShape, write_tiny_model  # noqa: PLC0415
+    from tests.helpers.versions import VOCAB  # noqa: PLC0415
+
+    shape = TinyShape(vocab_size=VOCAB)
+    return write_tiny_model(tmp_path_factory.mktemp("model"), "qwen3", shape)
+
+
+@pytest.fixture
+def versions(tmp_path: Path) -> Versions:
+    """Versions of one catalogue in the test's folder."""
+    from tests.helpers.versions import Versions  # noqa: PLC0415
+
+    return Versions(tmp_path)
 
 
 @pytest.fixture(scope="session")

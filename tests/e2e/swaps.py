@@ -17,7 +17,7 @@ import numpy as np
 from tests.helpers.catalogs import TAGS, contiguous_tokens, random_catalog
 from tests.helpers.engines import write_catalog
 from tests.helpers.oracle import Catalog
-from tests.xschedule.catalogs.versions import VOCAB, Versions
+from tests.helpers.versions import VOCAB, Versions
 from xgr_runtime.errors import CatalogError, CheckpointError, XgrError
 from xgr_runtime.types import RecRequest, Rules, Search
 

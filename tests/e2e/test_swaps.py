@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.e2e.swaps import Clients, Operator, swap
-from tests.helpers.tiny_models import TinyShape, write_tiny_model
+from tests.helpers.versions import start_engine
 from tests.service.servers import running_in_thread
-from tests.xschedule.catalogs.versions import VOCAB, Versions, start_engine
 from xgr_runtime.config import ServiceConfig
 from xgr_runtime.service.catalog_admin_client import CatalogAdminClient
 from xgr_runtime.service.client import RecommendClient
@@ -19,25 +18,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.helpers.versions import Versions
     from xgr_runtime import Engine
 
 pytestmark = pytest.mark.e2e
 LONG = 100
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("model"), "qwen3", TinyShape(vocab_size=VOCAB))
-
-
 @pytest.fixture
-def versions(tmp_path: Path) -> Versions:
-    return Versions(tmp_path)
-
-
-@pytest.fixture
-def engine(model: Path, versions: Versions) -> Iterator[Engine]:
-    with start_engine(model, versions, num_slots=3) as engine:
+def engine(versions_model: Path, versions: Versions) -> Iterator[Engine]:
+    with start_engine(versions_model, versions, num_slots=3) as engine:
         yield engine
 
 

@@ -5,13 +5,11 @@ Weights have no checksum, so a flipped bit in one is another model. Everything r
 
 from __future__ import annotations
 
-import collections
 import json
 import os
 import random
 import shutil
 import struct
-import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,12 +18,14 @@ import pytest
 from tests.helpers.catalogs import contiguous_tokens, random_catalog
 from tests.helpers.engines import make_config, write_catalog
 from tests.helpers.tiny_models import TinyShape, write_tiny_model
+from tests.helpers.trial import put_on_trial, show
 from xgr_runtime.errors import CheckpointError, ConfigError, DeviceError
 from xgr_runtime.models.version import checkpoint_digest
 from xgr_runtime.types import RecRequest, Search
 from xgr_runtime.xschedule.engine import Engine
 
 if TYPE_CHECKING:
+    import collections
     from collections.abc import Callable
     from pathlib import Path
 
@@ -248,30 +248,20 @@ def outcome(folder: Path, catalog_path: Path, catalog: Catalog) -> str:
     return found
 
 
-def put_on_trial(tmp_path: Path, count: int, seed: int) -> collections.Counter[str]:
+def verdicts(tmp_path: Path, count: int, seed: int) -> collections.Counter[str]:
     catalog = random_catalog(3, 40, TOKENS, skew=0.5)
     path = write_catalog(tmp_path / "items", catalog)
     single = write_tiny_model(tmp_path / "single", "qwen3", SHAPE, seed=1)
     sharded = write_tiny_model(tmp_path / "sharded", "qwen3", SHAPE, seed=1, max_shard_size="8KB")
     assert (sharded / INDEX).exists()
     assert answer_of(single, path, catalog) == answer_of(sharded, path, catalog) == "answered"
-    counts: collections.Counter[str] = collections.Counter()
-    forger = Forger((single, sharded), seed)
-    for number in range(count):
-        kind = forger.draw(tmp_path / "changed")
-        try:
-            found = outcome(tmp_path / "changed", path, catalog)
-        except Exception as error:
-            raise AssertionError(
-                f"folder {number}: {kind}: {type(error).__name__}: {error}"
-            ) from error
-        counts[f"{kind} {found}"] += 1
-        counts[found] += 1
-    return counts
+    forger, changed = Forger((single, sharded), seed), tmp_path / "changed"
+    drawn = ((forger.draw(changed), changed) for _ in range(count))
+    return put_on_trial(drawn, lambda folder: outcome(folder, path, catalog))
 
 
 def test_changed_checkpoints_are_refused_or_answer_with_valid_items(tmp_path: Path) -> None:
-    counts = put_on_trial(tmp_path, 100, 1)
+    counts = verdicts(tmp_path, 100, 1)
     assert counts["refused: CheckpointError"] >= 50
     assert counts["answered"] >= 5
 
@@ -280,7 +270,6 @@ def test_changed_checkpoints_are_refused_or_answer_with_valid_items(tmp_path: Pa
 def test_thousands_of_changed_checkpoints(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    counts = put_on_trial(tmp_path, 2000, 2)
-    with capsys.disabled():
-        sys.stdout.write(f"\n2000 changed checkpoints: {dict(sorted(counts.items()))}\n")
+    counts = verdicts(tmp_path, 2000, 2)
+    show(capsys, "2000 changed checkpoints", counts)
     assert counts["refused: CheckpointError"] >= 1000

@@ -7,18 +7,17 @@ other content; then it must keep what a search relies on, which is checked by wa
 
 from __future__ import annotations
 
-import collections
 import copy
 import json
 import random
 import struct
-import sys
 import zlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from tests.helpers.trial import put_on_trial, show
 from tests.xbeam.catalogs import build_full, leaves, raw_header, with_header
 from xgr_runtime.errors import CatalogError
 from xgr_runtime.xbeam.catalog import Catalog
@@ -26,7 +25,8 @@ from xgr_runtime.xbeam.catalog_header import SectionEntry, content_digest
 from xgr_runtime.xbeam.rules import TagExpression, build_rule_set, clear_exclusions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import collections
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 ODD: tuple[Any, ...] = (
@@ -250,30 +250,32 @@ def outcome(path: Path, good: dict[str, bytes]) -> str:
     return "refused"
 
 
-def put_on_trial(tmp_path: Path, count: int, seed: int) -> collections.Counter[str]:
+def verdicts(tmp_path: Path, count: int, seed: int) -> collections.Counter[str]:
     build_full(tmp_path / "good")
     content = (tmp_path / "good").read_bytes()
     with Catalog.open(tmp_path / "good") as catalog:
         catalog.verify()
         walk(catalog)
         good = content_of(catalog)
-    counts: collections.Counter[str] = collections.Counter()
     path = tmp_path / "changed"
-    for name, changed in Forger(content, seed).draw(count):
+
+    def drawn() -> Iterator[tuple[str, tuple[bool, bytes]]]:
+        for name, changed in Forger(content, seed).draw(count):
+            number, _, kind = name.partition(": ")
+            yield kind, (bool(int(number) % 2), changed)
+
+    def judge(case: tuple[bool, bytes]) -> str:
+        is_forged, changed = case
         path.write_bytes(changed)
-        try:
-            found = outcome(path, good)
-        except Exception as error:
-            raise AssertionError(f"file {name}: {type(error).__name__}: {error}") from error
-        is_forged = int(name.partition(":")[0]) % 2
-        assert found != "another" or is_forged, name
-        counts[f"{name.partition(': ')[2]} {found}"] += 1
-        counts[found] += 1
-    return counts
+        found = outcome(path, good)
+        assert found != "another" or is_forged
+        return found
+
+    return put_on_trial(drawn(), judge)
 
 
 def test_changed_files_are_refused_or_sound(tmp_path: Path) -> None:
-    counts = put_on_trial(tmp_path, 120, 1)
+    counts = verdicts(tmp_path, 120, 1)
     assert counts["refused"] >= 80
     assert counts["another"] >= 1
 
@@ -282,7 +284,6 @@ def test_changed_files_are_refused_or_sound(tmp_path: Path) -> None:
 def test_thousands_of_changed_files_are_refused_or_sound(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    counts = put_on_trial(tmp_path, 4000, 2)
-    with capsys.disabled():
-        sys.stdout.write(f"\n4000 changed catalogue files: {dict(sorted(counts.items()))}\n")
+    counts = verdicts(tmp_path, 4000, 2)
+    show(capsys, "4000 changed catalogue files", counts)
     assert counts["refused"] >= 2500

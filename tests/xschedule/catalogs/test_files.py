@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.helpers.engines import loaded_catalog, request_of, same_bits
-from tests.xschedule.catalogs.versions import Versions, ask, assert_is_version
+from tests.helpers.versions import Versions, ask, assert_is_version
 from xgr_runtime.errors import CatalogError
 from xgr_runtime.types import RecResult, Rules, Search
 

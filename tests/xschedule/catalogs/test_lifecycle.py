@@ -20,7 +20,7 @@ from tests.helpers.engines import (
     write_catalog,
 )
 from tests.helpers.oracle import Catalog
-from tests.xschedule.catalogs.versions import (
+from tests.helpers.versions import (
     PROMPT,
     RANGE,
     VOCAB,
@@ -61,13 +61,13 @@ def test_load_activate_pin_and_roll_back(engine: Engine, versions: Versions) -> 
 
 
 def test_the_answers_of_a_version_are_right(
-    engine: Engine, versions: Versions, folder: Path
+    engine: Engine, versions: Versions, versions_model: Path
 ) -> None:
     """Not only its items: scores, order, rules, after several versions went through its slot."""
     recording = record_batches(engine)
     for number in (2, 3, 4, 5):
         engine.activate_catalog("main", engine.load_catalog("main", versions.path(number)))
-        oracle = Oracle(folder, versions.catalogs[number])
+        oracle = Oracle(versions_model, versions.catalogs[number])
         history = [item.item_id for item in oracle.catalog.items[:4]]
         search = Search(
             beam_width=20,
@@ -225,9 +225,9 @@ def test_a_load_that_fails_half_way_gives_its_slot_back(
     assert_is_version(ask(engine, "v3"), 3, versions)
 
 
-def test_retirement_frees(folder: Path, versions: Versions) -> None:
+def test_retirement_frees(versions_model: Path, versions: Versions) -> None:
     """Slots are used again, and the mapping and arrays of a retired version go."""
-    with start_engine(folder, versions) as engine:
+    with start_engine(versions_model, versions) as engine:
         versions.path(2)
         size = 0
         first = loaded_catalog(engine)
@@ -309,7 +309,9 @@ def test_a_second_catalogue_can_come_later(engine: Engine, versions: Versions) -
     assert_is_version(ask(engine), 1, versions)
 
 
-def test_swaps_while_requests_run_from_several_threads(folder: Path, versions: Versions) -> None:
+def test_swaps_while_requests_run_from_several_threads(
+    versions_model: Path, versions: Versions
+) -> None:
     """Edge 12. Whatever version a reply names, all of it is that version's, the excluded history too."""
     numbers = range(1, 7)
     for number in numbers:
@@ -318,7 +320,7 @@ def test_swaps_while_requests_run_from_several_threads(folder: Path, versions: V
         f"v{n}": {i.item_id: i.sid for i in versions.catalogs[n].items if i.servable}
         for n in numbers
     }
-    with start_engine(folder, versions, num_slots=3) as engine:
+    with start_engine(versions_model, versions, num_slots=3) as engine:
         stop = threading.Event()
         seen: set[str] = set()
         problems: list[object] = []

@@ -14,7 +14,7 @@ import pytest
 
 from tests.helpers.engines import make_config, make_engine
 from tests.helpers.tiny_models import TinyShape, write_tiny_model
-from tests.xschedule.catalogs.versions import device_bytes
+from tests.helpers.versions import device_bytes
 from tools._bench.memory import memory_mib
 from xgr_runtime.config import SchedulerConfig
 from xgr_runtime.types import RecRequest, Rules, Search

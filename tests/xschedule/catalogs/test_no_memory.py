@@ -13,8 +13,8 @@ import torch
 from tests.helpers.catalogs import contiguous_tokens
 from tests.helpers.engines import make_config, make_engine, write_catalog
 from tests.helpers.oracle import Catalog
-from tests.service.running import running_in_thread
-from tests.xschedule.catalogs.versions import VOCAB, ask, assert_is_version, state_of
+from tests.helpers.versions import VOCAB, ask, assert_is_version, state_of
+from tests.service.servers import running_in_thread
 from xgr_runtime.config import RuntimeConfig, ServiceConfig
 from xgr_runtime.errors import DeviceError
 from xgr_runtime.hal.cpu import CpuDevice
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.xschedule.catalogs.versions import Versions
+    from tests.helpers.versions import Versions
     from xgr_runtime import Engine
 
 ERRORS = (
@@ -123,9 +123,9 @@ class Counting(CpuDevice):
 
 
 def test_every_buffer_of_an_engine_names_its_option(
-    folder: Path, versions: Versions, monkeypatch: pytest.MonkeyPatch
+    versions_model: Path, versions: Versions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = make_config(folder, {"main": versions.path(1)})  # type: ignore[dict-item]
+    config = make_config(versions_model, {"main": versions.path(1)})  # type: ignore[dict-item]
     zeros = torch.zeros
 
     def build(device: Counting) -> None:

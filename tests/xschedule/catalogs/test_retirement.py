@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.service.running import running_in_thread
-from tests.xschedule.catalogs.versions import (
+from tests.helpers.versions import (
     Versions,
     ask,
     assert_is_version,
@@ -18,6 +17,7 @@ from tests.xschedule.catalogs.versions import (
     start_engine,
     state_of,
 )
+from tests.service.servers import running_in_thread
 from xgr_runtime.config import RuntimeConfig, ServiceConfig
 from xgr_runtime.errors import CatalogError, DeviceError, NotFound
 from xgr_runtime.service.catalog_admin_client import CatalogAdminClient, LoadedVersion
@@ -75,9 +75,9 @@ def test_a_staged_version_in_use_is_named_as_in_use(engine: Engine, versions: Ve
 
 
 def test_the_version_that_was_active_longest_ago_goes_first(
-    folder: Path, versions: Versions, caplog: pytest.LogCaptureFixture
+    versions_model: Path, versions: Versions, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with start_engine(folder, versions, num_slots=3) as engine:
+    with start_engine(versions_model, versions, num_slots=3) as engine:
         swap(engine, versions.path(2))
         swap(engine, versions.path(3))
         engine.activate_catalog("main", "v1")
@@ -101,10 +101,10 @@ def retired_for(engine: Engine, version: str) -> str:
     return found
 
 
-def test_a_load_says_what_it_retired(folder: Path, versions: Versions) -> None:
+def test_a_load_says_what_it_retired(versions_model: Path, versions: Versions) -> None:
     """With two slots no way back to v1 is left once v3 is loaded; with three there is."""
     for num_slots, expected in ((2, "v1"), (3, "")):
-        with start_engine(folder, versions, num_slots) as engine:
+        with start_engine(versions_model, versions, num_slots) as engine:
             swap(engine, versions.path(2))
             engine.load_catalog("main", versions.path(3))
             assert [retired_for(engine, v) for v in ("v2", "v3")] == ["", expected]
@@ -146,8 +146,8 @@ def test_a_catalogue_is_closed_without_the_lock(
     assert is_locked == [False, False]
 
 
-def test_a_pinned_version_outlives_a_load(folder: Path, versions: Versions) -> None:
-    with start_engine(folder, versions, num_slots=3) as engine:
+def test_a_pinned_version_outlives_a_load(versions_model: Path, versions: Versions) -> None:
+    with start_engine(versions_model, versions, num_slots=3) as engine:
         pinned = engine.catalogs.pin("main")
         swap(engine, versions.path(2))
         swap(engine, versions.path(3))
@@ -182,9 +182,9 @@ def test_a_failing_load_into_a_new_slot_changes_nothing(
 
 @pytest.mark.parametrize("num_items", [150, LARGE])
 def test_a_failing_load_in_place_of_a_free_slot_keeps_all_versions(
-    folder: Path, versions: Versions, monkeypatch: pytest.MonkeyPatch, num_items: int
+    versions_model: Path, versions: Versions, monkeypatch: pytest.MonkeyPatch, num_items: int
 ) -> None:
-    with start_engine(folder, versions, num_slots=3) as engine:
+    with start_engine(versions_model, versions, num_slots=3) as engine:
         swap(engine, versions.path(2))
         engine.load_catalog("main", versions.path(3))
         engine.retire_catalog("main", "v3")
@@ -204,9 +204,13 @@ def test_a_failing_load_in_place_of_a_free_slot_keeps_all_versions(
     ("num_items", "method"), [(150, "load"), (LARGE, "load"), (LARGE, "__init__")]
 )
 def test_a_failing_load_loses_at_most_the_version_retired_for_it(
-    folder: Path, versions: Versions, monkeypatch: pytest.MonkeyPatch, num_items: int, method: str
+    versions_model: Path,
+    versions: Versions,
+    monkeypatch: pytest.MonkeyPatch,
+    num_items: int,
+    method: str,
 ) -> None:
-    with start_engine(folder, versions, num_slots=3) as engine:
+    with start_engine(versions_model, versions, num_slots=3) as engine:
         swap(engine, versions.path(2))
         swap(engine, versions.path(3))
         with monkeypatch.context() as patch:
