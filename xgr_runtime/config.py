@@ -55,7 +55,7 @@ class LimitsConfig:
 
     max_metadata_bytes: headers of one call. max_waiting_bytes: messages of all requests that wait for their answer.
     max_concurrent_streams (calls open at once on one connection) and max_connections are kept by gRPC, which names
-    nothing: a call waits or ends UNAVAILABLE, a further connection is closed.
+    nothing: a further call waits at the client, a further connection is closed.
     """
 
     max_beam_width: int = 1024

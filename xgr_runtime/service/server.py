@@ -164,6 +164,9 @@ def server_options(config: RuntimeConfig) -> list[tuple[str, int]]:
         # Only plain messages: older gRPC unpacks a compressed one, a megabyte to a gigabyte, before it looks at its size.
         ("grpc.compression_enabled_algorithms_bitset", 1),
         ("grpc.max_concurrent_streams", limits.max_concurrent_streams),
+        # Else a call counts until gRPC has freed it, after its caller has begun the next: a client that keeps to the limit has
+        # nearly all its waiting calls refused, each refusal making room for the next.
+        ("grpc.http.overload_protection", 0),
         ("grpc.max_allowed_incoming_connections", limits.max_connections),
         ("grpc.server.max_pending_requests", most_pending),
         ("grpc.server.max_pending_requests_hard_limit", most_pending),

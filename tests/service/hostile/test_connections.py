@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -348,6 +349,21 @@ def test_calls_beyond_the_streams_of_a_connection_wait_for_a_place() -> None:
             assert len(stand.engine.requests) == 3, "one before, and two of these"
             await asyncio.gather(*calls)
             assert len(stand.engine.requests) == 4
+
+    asyncio.run(main())
+
+
+def test_a_crowd_of_calls_on_one_connection_is_answered() -> None:
+    """gRPC's client keeps to the limit it is told; none of the calls that wait for a place is refused meanwhile."""
+    config = RuntimeConfig(limits=LimitsConfig(max_concurrent_streams=16))
+
+    async def main() -> None:
+        async with standing(config) as stand, grpc.aio.insecure_channel(stand.target) as channel:
+            call = channel.unary_unary(METHOD)
+            for catalog in ("films", "wait:0.01"):
+                calls = [call(request(catalog), timeout=60) for _ in range(500)]
+                codes = await asyncio.gather(*(one.code() for one in calls))
+                assert set(codes) == {grpc.StatusCode.OK}, Counter(codes)
 
     asyncio.run(main())
 
