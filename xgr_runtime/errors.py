@@ -21,7 +21,7 @@ class CheckpointError(XgrError, ValueError):
 
 
 class DeviceError(XgrError, RuntimeError):
-    """A device was asked for that is absent, or it refused an operation."""
+    """A device was asked for that is absent, it refused an operation, or it or its host has no memory for one."""
 
 
 class DeviceLost(DeviceError):

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from xgr_runtime.errors import CheckpointError, DeviceError, printable, shown
+from xgr_runtime.errors import CheckpointError, printable, shown
 from xgr_runtime.files import open_regular
+from xgr_runtime.hal.memory import room_for
 from xgr_runtime.models.checkpoint_files import INDEX_FILE, find_weight_files
 
 _FORMATS = {"F32", "F16", "BF16"}
@@ -87,13 +88,10 @@ class WeightReader:
             )
 
     def _place(self, name: str, stored: torch.Tensor) -> torch.Tensor:
-        try:
+        num_bytes = stored.numel() * self.dtype.itemsize
+        what = f"tensor {name!r} of {self.folder}"
+        with room_for(what, "model.dtype or use a larger device", self.device, num_bytes):
             placed, is_finite = copy_checked(stored, self.device, self.dtype)
-        except (MemoryError, RuntimeError) as error:
-            raise DeviceError(
-                f"{self.device} has no room for tensor {name!r} of {self.folder}, "
-                f"{stored.numel() * self.dtype.itemsize} bytes; lower model.dtype or use a larger device"
-            ) from error
         if not is_finite:
             where = self.folder / self._file_of[name]
             lost = f" after conversion to {self.dtype}" if torch.isfinite(stored).all() else ""
