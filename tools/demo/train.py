@@ -4,7 +4,7 @@
   OMP_NUM_THREADS=1 python -m tools.demo.train --write      trains on items[:-1], writes the files
   OMP_NUM_THREADS=1 python -m tools.demo.train --test       evaluates the written files on items[-1]
 
-Three commands, so that looking at the test items is a step of its own: hyper-parameters were chosen
+Three commands, so that looking at the test items is a step of its own: the one configuration was validated
 with the first, the second has no metric to look at.
 
 Each epoch cuts every user's sequence into chunks at a fresh random offset; a chunk starts with the
