@@ -53,6 +53,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         for name, value in report.items():
             print(f"{name}: {json.dumps(value)}")
+    if tally.num_history_unknown > tally.num_history_used:
+        print(
+            f"load_gen: the catalogue knows {tally.num_history_used} of "
+            f"{tally.num_history_used + tally.num_history_unknown} history items; name items it has with "
+            "--num-items or --histories, or the load is one of nearly empty histories",
+            file=sys.stderr,
+        )
     return 1 if tally.num_improper else 0
 
 

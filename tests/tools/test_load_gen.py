@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tools._bench.traffic import Planned
+    from xgr_runtime.types import RecResult
 
 
 def requests_of(options: TrafficOptions, seed: int, count: int, **kinds: Any) -> list[Planned]:
@@ -235,3 +237,27 @@ def test_requests_carry_the_search_that_was_asked_for() -> None:
     (planned,) = requests_of(options, 0, 1)
     assert isinstance(planned.request, RecRequest)
     assert planned.request.searches == (options.search,)
+
+
+def test_histories_that_the_catalogue_does_not_know_are_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a load of nearly empty histories looks like a fast service."""
+    with running_in_thread(StandInEngine()) as target:
+        arguments = ["--target", target, "--requests", "5", "--concurrency", "1", "--json"]
+        assert load_gen.main(arguments) == 0
+        known = capsys.readouterr()
+        reply = AsyncRecommendClient.recommend
+
+        async def unknown(*args: Any, **options: Any) -> RecResult:
+            result = await reply(*args, **options)
+            return dataclasses.replace(result, num_history_used=1, num_history_unknown=3)
+
+        monkeypatch.setattr(AsyncRecommendClient, "recommend", unknown)
+        assert load_gen.main(arguments) == 0
+        told = capsys.readouterr()
+    assert json.loads(known.out)["num_history_unknown"] == 0
+    assert known.err == ""
+    report = json.loads(told.out)
+    assert (report["num_history_used"], report["num_history_unknown"]) == (5, 15)
+    assert "the catalogue knows 5 of 20 history items" in told.err

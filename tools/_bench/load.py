@@ -35,6 +35,7 @@ class Tally:
 
     latencies: milliseconds of the answered ones, in the order they ended. num_improper: answers that contradict what was
     planned (a bad request that was answered, a good one that was refused as invalid). failed searches are counted apart.
+    num_history_used, num_history_unknown: items of the answered requests' histories, as the replies say.
     """
 
     skip: int = 0
@@ -44,6 +45,8 @@ class Tally:
     num_done: int = 0
     num_improper: int = 0
     num_failed_searches: int = 0
+    num_history_used: int = 0
+    num_history_unknown: int = 0
     start_s: float = field(default_factory=time.monotonic)
     end_s: float = 0.0
 
@@ -68,6 +71,8 @@ class Tally:
             "statuses": dict(sorted(self.statuses.items())),
             "num_improper": self.num_improper,
             "num_failed_searches": self.num_failed_searches,
+            "num_history_used": self.num_history_used,
+            "num_history_unknown": self.num_history_unknown,
             "seconds": round(seconds, 3),
             "answers_per_s": round(len(self.latencies) / seconds, 2),
             "slo_ms": slo_ms,
@@ -95,6 +100,8 @@ async def send(client: AsyncRecommendClient, planned: Planned, tally: Tally, due
         result = await call
         status = OK
         tally.num_failed_searches += any(found.status != "ok" for found in result.results)
+        tally.num_history_used += result.num_history_used
+        tally.num_history_unknown += result.num_history_unknown
         tally.num_improper += planned.is_bad
     except asyncio.CancelledError:
         if planned.cancel_after_s is None:
