@@ -284,3 +284,37 @@ def test_the_first_bad_row_of_many_is_named(tmp_path: Path, bad: str, place: int
     with pytest.raises(CatalogError, match=rf"items\.jsonl, row {place + 1}: "):
         build(tmp_path, lines)
     assert os.listdir(tmp_path) == ["items.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("field", "meant"),
+    [
+        ("servabel", "servable"), ("Servable", "servable"), ("tag", "tags"), ("TAGS", "tags"),
+        ("weights", "weight"), ("sids", "sid"), ("item-id", "item_id"), ("titles", "title"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("place", [0, 1500, 2099])
+def test_a_field_that_is_nearly_known_is_refused(
+    tmp_path: Path, field: str, meant: str, place: int
+) -> None:
+    """Ignoring it would recommend what was delisted, and say nothing."""
+    rows: list[dict[str, Any]] = [{"item_id": row, "sid": [0, 1]} for row in range(2100)]
+    rows[place][field] = False
+    with pytest.raises(
+        CatalogError,
+        match=rf"items\.jsonl, row {place + 1}: unknown field '{field}'; did you mean '{meant}'\?",
+    ):
+        build(tmp_path, [json.dumps(row) for row in rows])
+    assert os.listdir(tmp_path) == ["items.jsonl"]
+
+
+def test_fields_of_others_are_ignored(tmp_path: Path) -> None:
+    others = ("height", "subtitle", "category", "brand", "price", "name", "description", "asin")
+    rows = [{"item_id": 1, "sid": [0, 1], **dict.fromkeys(others, 3)}]
+    assert build(tmp_path, [json.dumps(row) for row in rows]).num_items == 1
+
+
+def test_an_earlier_fault_is_named_before_a_slip(tmp_path: Path) -> None:
+    lines = ['{"item_id": 1, "sid": "x"}', '{"item_id": 2, "sid": [0, 1], "tag": ["a"]}']
+    with pytest.raises(CatalogError, match=r"row 1: "):
+        build(tmp_path, lines)

@@ -97,8 +97,8 @@ def build_catalog_from_file(
     """Compiles a catalogue from a file. The file is read once, a row at a time; memory is that of its columns.
 
     JSONL: one object a line with `sid` (list of codes) and at least one of `item_id` (or `id`) and `key`; optional
-    `title`, `weight`, `tags` (list of names) and `servable`. Other fields are ignored, a name given twice in one object
-    is refused.
+    `title`, `weight`, `tags` (list of names) and `servable`. Other fields are ignored, but a name that is nearly one of
+    these (`servabel`) is refused, and so is one given twice in an object.
 
     CSV: a header, then one item a row; the same columns, `sid` as one field "3 0 1" or as columns sid_0, sid_1, ...;
     `tags` with | between; `servable` true, false, 1 or 0. An empty field is a value that is not given. Unknown columns

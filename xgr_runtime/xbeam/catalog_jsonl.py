@@ -2,10 +2,14 @@
 
 A million lines are read in a few seconds: rows are parsed one by one, then checked and kept some hundred at a time, column
 by column. Only where something in such a chunk is unusual is each of its rows looked at alone, for the message.
+
+Fields of other programs are ignored, but not those that are a slip of the pen: `servabel: false` must not end in the
+recommendation of an item that was delisted.
 """
 
 from __future__ import annotations
 
+import difflib
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +24,9 @@ if TYPE_CHECKING:
 
     from xgr_runtime.xbeam.catalog_source import ItemTable
 
+_FIELDS = ("id", "key", "title", "weight", "tags", "servable")
+_SLIP = 0.85  # likeness of two names: "tag" and "servabel" are slips, "height" and "subtitle" other fields
+_MAX_FIELDS = 1000  # names a file may have before nobody compares them any more
 _CHUNK_ROWS = 1024
 _CHUNK_BYTES = 1 << 22
 
@@ -30,6 +37,7 @@ def items_from_jsonl(
     """Reads one item a line (see `build_catalog_from_jsonl`). Raises CatalogError naming the line."""
     source = str(path)
     columns = ItemColumns(source, num_levels, id_field)
+    known = {sid_field, id_field, *_FIELDS}
     chunk: list[dict[str, Any]] = []
     num_bytes = 0
     try:
@@ -42,12 +50,36 @@ def items_from_jsonl(
                     raise row_error(source, columns.num_rows, str(error)) from error
                 num_bytes += len(line)
                 if len(chunk) == _CHUNK_ROWS or num_bytes > _CHUNK_BYTES:
+                    slip = _find_slip(chunk, known, (sid_field, id_field, *_FIELDS))
                     _add_chunk(columns, chunk, sid_field, id_field)
+                    _refuse_slip(columns, slip)
                     num_bytes = 0
+        slip = _find_slip(chunk, known, (sid_field, id_field, *_FIELDS))
         _add_chunk(columns, chunk, sid_field, id_field)
+        _refuse_slip(columns, slip)
     except OSError as error:
         raise refuse_unreadable(source, error) from error
     return columns.table()
+
+
+def _find_slip(
+    chunk: list[dict[str, Any]], known: set[str], fields: tuple[str, ...]
+) -> tuple[int, str] | None:
+    """How many rows before the chunk's end a field is nearly one of `fields`, and a message; `known` learns the others."""
+    if len(known) > _MAX_FIELDS:
+        return None
+    for name in sorted(set[str]().union(*chunk) - known):
+        close = difflib.get_close_matches(name.lower(), fields, n=1, cutoff=_SLIP)
+        if close:
+            row = next(number for number, item in enumerate(chunk) if name in item)
+            return len(chunk) - row, f"unknown field {shown(name)}; did you mean {close[0]!r}?"
+        known.add(name)
+    return None
+
+
+def _refuse_slip(columns: ItemColumns, slip: tuple[int, str] | None) -> None:
+    if slip is not None:
+        raise row_error(columns.source, columns.num_rows - slip[0], slip[1])
 
 
 def _parse(line: bytes) -> dict[str, Any]:
