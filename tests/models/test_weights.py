@@ -175,5 +175,7 @@ def test_no_room_for_a_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     write(tmp_path, {"model.safetensors": {"x": 1.0}})
     monkeypatch.setattr(weights, "copy_checked", no_room)
-    with pytest.raises(DeviceError, match=r"cpu has no room for 8 bytes of tensor 'x' of .*; lower model.dtype"):
+    with pytest.raises(
+        DeviceError, match=r"cpu has no room for 8 bytes of tensor 'x' of .*; lower model.dtype"
+    ):
         WeightReader(tmp_path, CPU, torch.float32).take("x", (2,))
