@@ -16,7 +16,7 @@ from xgr_runtime.service.client import DEFAULT_TIMEOUT_S
 from xgr_runtime.service.logs import configure_logging
 from xgr_runtime.service.server import ServeEnd, serve
 from xgr_runtime.service.stop_signals import EXIT_CUT_OFF, exiting_at_sigterm
-from xgr_runtime.service.worker_thread import leave_work
+from xgr_runtime.service.worker_thread import end_process, leave_work
 from xgr_runtime.shipped import config_file, config_names
 from xgr_runtime.types import NORMALIZATIONS
 
@@ -64,17 +64,20 @@ def handle_serve(args: argparse.Namespace) -> int:
         "service.log_level": args.log_level,
     }
     given = [f"{name}={value}" for name, value in named.items() if value is not None]
-    with exiting_at_sigterm():
-        config = load_config(config_file(args.config), [*args.overrides, *given]).config
-        configure_logging(config.service)
-        engine = xgr_runtime.Engine.from_config(config)
-        try:
-            engine.start()
-            end = asyncio.run(serve(engine, config, announce))
-            if end is not ServeEnd.DRAINED:
-                print(f"xgr serve: {end.value}", file=sys.stderr, flush=True)
-        finally:
-            engine.close()
+    try:
+        with exiting_at_sigterm():
+            config = load_config(config_file(args.config), [*args.overrides, *given]).config
+            configure_logging(config.service)
+            engine = xgr_runtime.Engine.from_config(config)
+            try:
+                engine.start()
+                end = asyncio.run(serve(engine, config, announce))
+                if end is not ServeEnd.DRAINED:
+                    print(f"xgr serve: {end.value}", file=sys.stderr, flush=True)
+            finally:
+                engine.close()
+    except SystemExit:  # SIGTERM before anything was served; libraries of the device may be at work
+        end_process(0)
     exit_code = 0 if end is ServeEnd.DRAINED else EXIT_CUT_OFF
     leave_work(exit_code)
     return exit_code

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 Result = TypeVar("Result")
 
@@ -60,7 +60,12 @@ def _run(future: "Future[Any]", function: Callable[[], Any]) -> None:
 def leave_work(exit_code: int) -> None:
     """End the process now if a WorkerThread is at work; else return, and the process ends as any other."""
     if any(isinstance(one, WorkerThread) and one.is_at_work for one in threading.enumerate()):
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(exit_code)
+        end_process(exit_code)
+
+
+def end_process(exit_code: int) -> NoReturn:
+    """End now, without Python's own end, which aborts the process where threads are inside native code."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
