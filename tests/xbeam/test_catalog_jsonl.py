@@ -291,6 +291,7 @@ def test_the_first_bad_row_of_many_is_named(tmp_path: Path, bad: str, place: int
     [
         ("servabel", "servable"), ("Servable", "servable"), ("tag", "tags"), ("TAGS", "tags"),
         ("weights", "weight"), ("sids", "sid"), ("item-id", "item_id"), ("titles", "title"),
+        ("wieght", "weight"), ("tgas", "tags"), ("tilte", "title"), ("kye", "key"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("place", [0, 1500, 2099])

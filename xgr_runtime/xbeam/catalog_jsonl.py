@@ -69,7 +69,9 @@ def _find_slip(
     if len(known) > _MAX_FIELDS:
         return None
     for name in sorted(set[str]().union(*chunk) - known):
-        close = difflib.get_close_matches(name.lower(), fields, n=1, cutoff=_SLIP)
+        lower = name.lower()
+        close = [field for field in fields if sorted(field) == sorted(lower)]  # letters swapped
+        close += difflib.get_close_matches(lower, fields, n=1, cutoff=_SLIP)
         if close:
             row = next(number for number, item in enumerate(chunk) if name in item)
             return len(chunk) - row, f"unknown field {shown(name)}; did you mean {close[0]!r}?"
