@@ -28,8 +28,7 @@ from xgr_runtime.service.stop_signals import StopSignals
 
 # Long enough for a client to receive an answer and send its next call.
 HOLD_S = 0.1
-# For the answers of the calls that are cut off to leave; gRPC stops as soon as they have. On a busy machine half a second was
-# not enough for two hundred of them: the rest ended CANCELLED.
+# For the answers of the calls that are cut off to leave, on a busy machine too; gRPC stops as soon as they have.
 FLUSH_S = 2.0
 KEEPALIVE_ANSWER_S = 20.0
 NAMED_EXCESS_BYTES = 1024 * 1024
