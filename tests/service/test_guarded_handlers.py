@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -35,6 +35,18 @@ async def end_of(channel: Any, method: str, data: bytes | None) -> tuple[grpc.St
         async for _ in call:
             pass
     return await call.code(), await call.details()
+
+
+@asynccontextmanager
+async def serving(handlers: dict[str, Any]) -> AsyncIterator[Any]:
+    """A channel to a server with these methods of a.Service."""
+    server = open_grpc_server([])
+    GuardedServer(server, 5).add_registered_method_handlers("a.Service", handlers)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield channel
+    await server.stop(0)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -130,3 +142,61 @@ def test_calls_are_ended_from_this_side(caplog: pytest.LogCaptureFixture) -> Non
 
     asyncio.run(main())
     assert caplog.records == []
+
+
+def test_a_caller_that_leaves_during_a_refusal_is_no_defect(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A second answer would fail as well, and each would be a traceback in the log."""
+
+    async def main() -> None:
+        begun, refused = asyncio.Event(), asyncio.Event()
+
+        async def refuses(_message: bytes, context: Any) -> None:
+            begun.set()
+            with suppress(asyncio.CancelledError):  # which is how gRPC says that the caller left
+                await asyncio.sleep(3600)
+            try:
+                await context.abort(grpc.StatusCode.NOT_FOUND, "no such name")
+            finally:
+                refused.set()
+
+        async def yields(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+            async for message in messages:
+                await refuses(message, context)
+                yield message
+
+        handlers = {
+            "One": grpc.unary_unary_rpc_method_handler(refuses),
+            "Many": grpc.stream_stream_rpc_method_handler(yields),
+        }
+        async with serving(handlers) as channel:
+            for method in ("/a.Service/One", "/a.Service/Many"):
+                begun.clear()
+                refused.clear()
+                call = channel.stream_stream(method)(iter((b"",)), timeout=20)
+                await begun.wait()
+                call.cancel()
+                await refused.wait()
+
+    asyncio.run(main())
+    assert caplog.records == []
+
+
+def test_a_call_is_answered_once(caplog: pytest.LogCaptureFixture) -> None:
+    """What is raised after an answer is a defect all the same, and told once."""
+
+    async def main() -> None:
+        async def refuses(_message: bytes, context: Any) -> None:
+            with suppress(grpc.aio.AbortError):
+                await context.abort(grpc.StatusCode.NOT_FOUND, "no such name")
+            raise ValueError("secret of the machine")
+
+        async with serving({"One": grpc.unary_unary_rpc_method_handler(refuses)}) as channel:
+            told = await end_of(channel, "/a.Service/One", b"")
+            assert told == (grpc.StatusCode.NOT_FOUND, "no such name")
+
+    asyncio.run(main())
+    assert [str(record.exc_info and record.exc_info[1]) for record in caplog.records] == [
+        "secret of the machine"
+    ]

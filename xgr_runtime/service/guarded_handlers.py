@@ -4,7 +4,7 @@ gRPC parses a message before its handler sees it. Bytes that are no message then
 and the log gets a traceback; a call that is half-closed without a message gets no answer for ever; whatever a handler raises reaches
 the caller as text; a watch that a client leaves open ends with a traceback when the server stops. Handlers registered through here
 read the bytes themselves: a caller's fault is a status with one sentence, a defect is INTERNAL for the caller and a traceback for
-the log, and `end_calls` answers whatever is open.
+the log, a caller who leaves in the moment of its answer is neither, and `end_calls` answers whatever is open.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import grpc
 from google.protobuf.message import DecodeError
+from grpc._cython import cygrpc
 
 from xgr_runtime.service.grpc_server import add_handlers
 from xgr_runtime.service.open_calls import OpenCalls
@@ -105,7 +106,7 @@ class GuardedServer:
         with self._calls.including_this():
             try:
                 yield
-            except grpc.aio.AbortError:
+            except (grpc.aio.AbortError, cygrpc.ExecuteBatchError):  # told, or the caller has gone
                 raise
             except asyncio.CancelledError:
                 if not self._calls.is_ended:
@@ -123,7 +124,10 @@ class GuardedServer:
 
 
 async def _abort(context: ServicerContext, failure: RpcFailure) -> NoReturn:
-    await context.abort(failure.code, failure.message)
+    try:
+        await context.abort(failure.code, failure.message)
+    except grpc.aio.UsageError:  # a call has one answer, and this one has begun to get it
+        raise asyncio.CancelledError from None
     raise AssertionError("abort returned")
 
 
