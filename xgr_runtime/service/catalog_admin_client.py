@@ -9,7 +9,8 @@ import grpc
 from xgr_runtime.errors import CatalogError, DeviceError, XgrError
 from xgr_runtime.service._pb.xgr.v1 import catalog_pb2 as pb
 from xgr_runtime.service._pb.xgr.v1 import catalog_pb2_grpc
-from xgr_runtime.service.client import DEFAULT_TIMEOUT_S, check_target
+from xgr_runtime.service.call_options import check_target, check_timeout
+from xgr_runtime.service.client import DEFAULT_TIMEOUT_S
 from xgr_runtime.service.rpc_errors import REQUEST_ID_KEY, ServiceError, error_from_rpc
 
 LOAD_TIMEOUT_S = 600.0
@@ -32,7 +33,7 @@ class CatalogAdminClient:
 
     def __init__(self, target: str, *, timeout_s: float | None = None) -> None:
         self.target = check_target(target)
-        self._timeout_s = timeout_s
+        self._timeout_s = check_timeout(timeout_s)
         self._channel = grpc.insecure_channel(target)
         make: Any = catalog_pb2_grpc.CatalogServiceStub
         self._stub = make(self._channel)

@@ -4,6 +4,7 @@ Both raise what the engine would have raised in process (InvalidRequest with eve
 NotFound, EngineClosed); anything that is not the service's own answer is a ServiceError with the gRPC status.
 """
 
+import math
 import time
 from types import TracebackType
 from typing import Any
@@ -12,9 +13,10 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from xgr_runtime.config import LimitsConfig
-from xgr_runtime.errors import ConfigError, DeadlineExceeded, XgrError, shown
+from xgr_runtime.errors import DeadlineExceeded, InvalidRequest, XgrError, shown
 from xgr_runtime.service._pb.xgr.v1 import recommend_pb2 as pb
 from xgr_runtime.service._pb.xgr.v1 import recommend_pb2_grpc
+from xgr_runtime.service.call_options import MAX_TIMEOUT_S, check_target, check_timeout
 from xgr_runtime.service.rpc_errors import REQUEST_ID_KEY, ServiceError, error_from_rpc
 from xgr_runtime.service.translate import request_to_proto
 from xgr_runtime.service.translate_result import result_from_proto
@@ -29,8 +31,7 @@ MAX_RECONNECT_MS = 1000
 class RecommendClient:
     """A synchronous client; safe to share between threads.
 
-    target: "host:port". timeout_s: longest wait for an answer, None = for ever; a request's own deadline_s counts if it is
-    earlier. The connection is made by the first call and made again when lost.
+    target: "host:port". timeout_s: longest wait for an answer, None = for ever; a request's own deadline_s counts if it is earlier. Raises ConfigError for a target or a timeout that is none. The connection is made by the first call and made again when lost.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class RecommendClient:
         max_message_bytes: int = DEFAULT_MESSAGE_BYTES,
     ) -> None:
         self.target = check_target(target)
-        self._timeout_s = timeout_s
+        self._timeout_s = check_timeout(timeout_s)
         self._channel = grpc.insecure_channel(target, options=_options(max_message_bytes))
         self._recommend = _stub(self._channel).Recommend
         self._health = health_pb2_grpc.HealthStub(self._channel)
@@ -60,9 +61,10 @@ class RecommendClient:
 
     def wait_until_serving(self, timeout_s: float) -> bool:
         """Wait for the server to come up and be healthy; False when it did not in time."""
+        limit_s = check_timeout(timeout_s)
         try:
             reply = self._health.Check(
-                health_pb2.HealthCheckRequest(), timeout=timeout_s, wait_for_ready=True
+                health_pb2.HealthCheckRequest(), timeout=limit_s, wait_for_ready=True
             )
         except grpc.RpcError:
             return False
@@ -95,7 +97,7 @@ class AsyncRecommendClient:
         max_message_bytes: int = DEFAULT_MESSAGE_BYTES,
     ) -> None:
         self.target = check_target(target)
-        self._timeout_s = timeout_s
+        self._timeout_s = check_timeout(timeout_s)
         self._channel = grpc.aio.insecure_channel(target, options=_options(max_message_bytes))
         self._recommend = _stub(self._channel).Recommend
 
@@ -124,13 +126,6 @@ class AsyncRecommendClient:
         await self.close()
 
 
-def check_target(target: str) -> str:
-    """Raises ConfigError for text that cannot be an address."""
-    if not target or not target.isprintable():
-        raise ConfigError(f'a target is "host:port", got {shown(target)}')
-    return target
-
-
 def _options(max_message_bytes: int) -> tuple[tuple[str, int], ...]:
     return (
         ("grpc.max_receive_message_length", max_message_bytes),
@@ -147,12 +142,15 @@ def _stub(channel: Any) -> Any:
 def _timeout(request: RecRequest, timeout_s: float | None) -> float | None:
     if request.deadline_s is None:
         return timeout_s
+    if math.isnan(request.deadline_s):
+        text = f"must be seconds of time.monotonic(), got {shown(request.deadline_s)}"
+        raise InvalidRequest([("deadline_s", text)])
     remaining_s = request.deadline_s - time.monotonic()
     if remaining_s <= 0:
         raise DeadlineExceeded(
-            f"the deadline passed {-remaining_s:.3f} s before the request was sent"
+            f"the deadline passed {-remaining_s:.6g} s before the request was sent"
         )
-    return remaining_s if timeout_s is None else min(timeout_s, remaining_s)
+    return min(remaining_s, MAX_TIMEOUT_S if timeout_s is None else timeout_s)
 
 
 def _error(error: Any, target: str, timeout_s: float | None) -> XgrError:
