@@ -174,6 +174,7 @@ def test_what_must_be_positive(name: str) -> None:
         (["cache.num_pages=2147483648"], r"cache.num_pages must be in \[0, 4194304\]"),
         (["scheduler.max_batch_tokens=2147483648"], r"max_batch_tokens must be in \[1, 1048576\]"),
         (["scheduler.max_batch_rows=2147483648"], r"max_batch_rows must be in \[1, 1048576\]"),
+        (["catalogs={'': a.xgr}"], "a name in catalogs must have a character at least"),
         (["default_catalog=x"], r"default_catalog 'x' is not among catalogs \(none\)"),
     ],
 )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 
 from xgr_runtime.config import load_config
-from xgr_runtime.config_yaml import MAX_DEPTH, parse_yaml
+from xgr_runtime.config_yaml import MAX_DEPTH, MAX_FILE_BYTES, parse_yaml
 from xgr_runtime.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -110,9 +111,31 @@ def test_files_that_are_no_text(tmp_path: Path) -> None:
     path.write_bytes(b"device: \xff\n")
     with pytest.raises(ConfigError, match="is not YAML: 'utf-8' codec"):
         load_config(path)
-    with pytest.raises(ConfigError, match=r"cannot read configuration .*: Is a directory"):
+    with pytest.raises(ConfigError, match=r"cannot read configuration .*: .* this is a directory"):
         load_config(tmp_path)
     with pytest.raises(
         ConfigError, match=r"cannot read configuration 'a\\x00b': embedded null byte"
     ):
         load_config("a\0b")
+
+
+def test_files_that_have_no_end(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("/dev/zero", tmp_path / "pipe"):
+        with pytest.raises(ConfigError, match=r"cannot read configuration .*: a regular file is"):
+            load_config(path)
+    path = tmp_path / "c.yaml"
+    path.write_text("device: cpu\n#" + "x" * (MAX_FILE_BYTES - 13))
+    assert load_config(path).config.device == "cpu"
+    with path.open("a") as file:
+        file.write("x")
+    with pytest.raises(ConfigError, match="a file of at most 1048576 bytes is needed"):
+        load_config(path)
+
+
+def test_line_ends_of_any_system(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    for end in (b"\n", b"\r\n", b"\r"):
+        path.write_bytes(end.join([b"device: cpu", b"model:", b"  name: x", b""]))
+        config = load_config(path).config
+        assert (config.device, config.model.name) == ("cpu", "x")

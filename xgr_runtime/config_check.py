@@ -133,6 +133,8 @@ def _check_texts(config: "RuntimeConfig") -> None:
     _check_text("service.catalog_folder", config.service.catalog_folder, os.fsencode)
     for name, path in config.catalogs.items():
         _check_text("a name in catalogs", name, str.encode)
+        if not name:
+            raise ConfigError("a name in catalogs must have a character at least, got ''")
         _check_text(f"catalogs.{name}", path, os.fsencode)
 
 

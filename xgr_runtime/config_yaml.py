@@ -14,7 +14,10 @@ from typing import Any
 import yaml
 
 from xgr_runtime.errors import ConfigError, shown
+from xgr_runtime.files import open_regular
 
+# Many times what the longest configuration needs; a file of any size would take all memory.
+MAX_FILE_BYTES = 2**20
 MAX_DEPTH = 16
 # The line of an option in its file, by the keys that lead to it.
 Lines = Mapping[tuple[str, ...], int]
@@ -25,14 +28,19 @@ _FLOAT = re.compile(r"[^:]{1,400}")
 
 def read_yaml_file(path: str | Path) -> tuple[dict[str, Any], Lines]:
     """The mapping of options in a file, {} for an empty one, and the line of each. Raises ConfigError."""
+    with open_regular(path, "read configuration", ConfigError) as file:
+        try:
+            data = file.read(MAX_FILE_BYTES + 1)
+        except OSError as error:
+            raise ConfigError(f"cannot read configuration {path}: {error.strerror}") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigError(
+            f"cannot read configuration {path}: a file of at most {MAX_FILE_BYTES} bytes is needed, this is larger"
+        )
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot read configuration {path}: {error.strerror}") from error
+        text = data.decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not YAML: {error}") from error
-    except ValueError as error:  # a path with a NUL character
-        raise ConfigError(f"cannot read configuration {shown(str(path))}: {error}") from error
     tree, lines = _parse(text, str(path))
     if tree is None:
         return {}, {}

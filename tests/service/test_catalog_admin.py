@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import threading
@@ -27,6 +28,7 @@ from xgr_runtime.errors import (
 )
 from xgr_runtime.service.catalog_admin_client import CatalogAdminClient, LoadedVersion
 from xgr_runtime.service.rpc_errors import ServiceError
+from xgr_runtime.service.server import serve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -218,6 +220,14 @@ def test_the_folder_is_relative_to_the_configuration(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("service: {allow_catalog_admin: true, catalog_folder: versions}\n")
     assert load_config(path).config.service.catalog_folder == str(tmp_path / "versions")
+
+
+def test_a_folder_that_is_none_is_refused_at_the_start(engine: Catalogs, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for name in ("nowhere", "file"):
+        service = ServiceConfig(allow_catalog_admin=True, catalog_folder=str(tmp_path / name))
+        with pytest.raises(ConfigError, match=rf"service\.catalog_folder must be .*/{name}$"):
+            asyncio.run(serve(engine, RuntimeConfig(service=service), print))
 
 
 def test_requests_and_lists_do_not_wait_for_a_load(

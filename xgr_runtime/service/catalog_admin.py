@@ -23,6 +23,7 @@ from xgr_runtime.config import RuntimeConfig
 from xgr_runtime.errors import (
     CatalogError,
     CheckpointError,
+    ConfigError,
     DeviceError,
     InvalidRequest,
     NotFound,
@@ -63,9 +64,16 @@ Handler: TypeAlias = Callable[[Message], Awaitable[Message]]
 
 
 class CatalogServicer:
-    """Answers the calls of CatalogService on an engine."""
+    """Answers the calls of CatalogService on an engine.
+
+    Raises ConfigError when service.catalog_folder is no folder: every load would fail, each with a reason of its own.
+    """
 
     def __init__(self, engine: ServedEngine, config: RuntimeConfig) -> None:
+        if not os.path.isdir(config.service.catalog_folder):
+            raise ConfigError(
+                f"service.catalog_folder must be a folder that exists, got {printable(config.service.catalog_folder)}"
+            )
         self._engine = engine
         self._max_name_length = config.limits.max_name_length
         self._names = tuple(config.catalogs)
