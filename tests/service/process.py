@@ -46,3 +46,12 @@ def serving(
         if process.poll() is None:
             process.kill()
         process.communicate()
+
+
+def hearing_hangups(arguments: Sequence[str]) -> list[str]:
+    """`python ARGUMENTS`, with the SIGHUP of a terminal's process, whoever runs these tests."""
+    code = (
+        "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); "
+        "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    )
+    return ["-c", code, *arguments]

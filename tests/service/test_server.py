@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.service.process import serving
+from tests.service.process import hearing_hangups, serving
 from tests.service.servers import running, with_free_port
 from tests.service.stand_in import StandInEngine, answer
 from xgr_runtime.config import RuntimeConfig, ServiceConfig
@@ -177,10 +177,10 @@ def test_an_engine_that_stops_during_a_drain_is_told() -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_drains_the_process(number: signal.Signals) -> None:
     with (
-        serving(["-m", "tests.service.serve_stand_in", "20"]) as (process, target),
+        serving(hearing_hangups(["-m", "tests.service.serve_stand_in", "20"])) as (process, target),
         RecommendClient(target) as client,
         ThreadPoolExecutor(8) as pool,
     ):

@@ -1,5 +1,7 @@
 """Where a service listens: checked before it is bound, and told in the one line that whoever starts a service waits for."""
 
+import errno
+import os
 import select
 import socket
 import sys
@@ -7,6 +9,7 @@ from typing import IO
 
 from xgr_runtime.config import ServiceConfig
 from xgr_runtime.errors import ConfigError, printable
+from xgr_runtime.service.output import encoded, write_all
 
 LISTENING = "xgr serve: listening on "
 
@@ -38,9 +41,11 @@ def check_address(host: str, port: int) -> None:
 
 
 def announce(address: str) -> None:
-    """The line on standard output."""
-    sys.stdout.write(f"{LISTENING}{address}\n")
+    """The line on standard output; waits for its reader. Raises OSError when it cannot be written."""
+    if sys.stdout is None:
+        raise OSError(errno.EBADF, f"standard output is closed: {os.strerror(errno.EBADF)}")
     sys.stdout.flush()
+    write_all(sys.stdout.fileno(), encoded(f"{LISTENING}{address}\n", sys.stdout))
 
 
 def read_address(output: IO[str] | None, limit_s: float) -> str:

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 from xgr_runtime.config import ServiceConfig
 from xgr_runtime.errors import printable
+from xgr_runtime.service.log_queue import QueueingHandler
 
 MAX_MESSAGE, MAX_ID, MAX_TRACEBACK = 4096, 1024, 16384  # characters
 MAX_IDS = 64
@@ -24,10 +25,26 @@ FIELDS = ("request_id", "request_ids", "status", "duration_ms")
 
 
 def configure_logging(config: ServiceConfig, stream: TextIO | None = None) -> None:
-    """Log to `stream` (standard error) as the configuration says, unless the process has set up logging already."""
-    handler = logging.StreamHandler(stream or sys.stderr)
+    """Log to `stream` as the configuration says, unless the process has set up logging already.
+
+    Without a stream to standard error, without ever waiting for its reader, and Python's warnings too, which would wait.
+    """
+    handler = _handler_of(stream)
     handler.setFormatter(JsonFormatter() if config.log_format == "json" else TextFormatter())
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
+
+
+def flush_logs() -> None:
+    """Have what was logged written; waits for a stalled reader a second in all, however often it is called."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+
+
+def _handler_of(stream: TextIO | None) -> logging.Handler:
+    if stream is not None:
+        return logging.StreamHandler(stream)
+    logging.captureWarnings(True)
+    return logging.NullHandler() if sys.stderr is None else QueueingHandler(sys.stderr)
 
 
 class TextFormatter(logging.Formatter):

@@ -1,7 +1,7 @@
 """The process around the servicer: listen, say so, and stop without losing an answer.
 
-The grpc.aio server lives in the main thread's asyncio loop; the engine runs its own thread. At the first SIGTERM or ctrl-C health
-turns NOT_SERVING, new calls are answered UNAVAILABLE, calls in flight get `service.drain_s` seconds, then the server stops. The
+The grpc.aio server lives in the main thread's asyncio loop; the engine runs its own thread. At the first SIGTERM, ctrl-C or SIGHUP
+health turns NOT_SERVING, new calls are answered UNAVAILABLE, calls in flight get `service.drain_s` seconds, then the server stops. The
 second signal stops at once. An engine that stops by itself, idle or not, ends the service too. Every call ends with its answer or
 UNAVAILABLE. Waiting for the calls and not for gRPC's own grace period matters: a load balancer's health watch never ends by itself
 and would always use up the whole period.
@@ -10,7 +10,9 @@ and would always use up the whole period.
 import asyncio
 import enum
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 from xgr_runtime.config import RuntimeConfig
 from xgr_runtime.service.address import check_address, format_address
@@ -25,6 +27,7 @@ from xgr_runtime.service.reflection import add_reflection_to_server
 from xgr_runtime.service.served_engine import ServedEngine
 from xgr_runtime.service.servicer import SERVICE_NAME, RecommendServicer, add_to_server
 from xgr_runtime.service.stop_signals import StopSignals
+from xgr_runtime.service.worker_thread import WorkerThread
 
 # Long enough for a client to receive an answer and send its next call.
 HOLD_S = 0.1
@@ -181,7 +184,7 @@ def server_options(config: RuntimeConfig) -> list[tuple[str, int]]:
 async def serve(
     engine: ServedEngine, config: RuntimeConfig, on_listening: Callable[[str], None]
 ) -> ServeEnd:
-    """Serve until a stop signal; `on_listening` gets the address with the real port.
+    """Serve until a stop signal; `on_listening` gets the address with the real port, in a thread of its own.
 
     Must run in the main thread (it installs signal handlers). Afterwards stop signals are ignored when everything was answered,
     else the next one ends the process with exit code 1. Raises ConfigError when the address cannot be bound, and the OSError of
@@ -195,14 +198,14 @@ async def serve(
 
     with StopSignals(on_signal) as signals:
         port = await server.start()
+        engine_closed = server.servicer.engine_closed
+        waits = [asyncio.ensure_future(event.wait()) for event in (stop, engine_closed)]
         try:
-            on_listening(format_address(config.service.host, port))
+            await _tell(partial(on_listening, format_address(config.service.host, port)), waits)
         except OSError:  # nobody would learn the address
             stop_now.set()
             await server.stop(stop_now)
             raise
-        engine_closed = server.servicer.engine_closed
-        waits = [asyncio.ensure_future(event.wait()) for event in (stop, engine_closed)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
@@ -214,3 +217,13 @@ async def serve(
             return ServeEnd.DRAINED
         signals.exit_from_now()
         return ServeEnd.ENGINE_CLOSED if engine_closed.is_set() else ServeEnd.CUT_OFF
+
+
+async def _tell(say: Callable[[], None], ends: Sequence[asyncio.Future[Any]]) -> None:
+    """Until it is said or one of `ends` comes: a reader of standard output that has stalled keeps nobody from a stop."""
+    thread = WorkerThread("xgr-announce")
+    saying = asyncio.wrap_future(thread.submit(say))
+    thread.close()
+    await asyncio.wait([saying, *ends], return_when=asyncio.FIRST_COMPLETED)
+    if saying.done():
+        saying.result()

@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import sys
 from typing import Any
 
 import numpy as np
@@ -13,12 +12,15 @@ from xgr_runtime.errors import shown
 from xgr_runtime.service import client_cli
 from xgr_runtime.service.address import DEFAULT_TARGET, announce
 from xgr_runtime.service.client import DEFAULT_TIMEOUT_S
-from xgr_runtime.service.logs import configure_logging
+from xgr_runtime.service.logs import configure_logging, flush_logs
+from xgr_runtime.service.output import say
 from xgr_runtime.service.server import ServeEnd, serve
-from xgr_runtime.service.stop_signals import EXIT_CUT_OFF, exiting_at_sigterm
+from xgr_runtime.service.stop_signals import EXIT_CUT_OFF, exiting_before_serving
 from xgr_runtime.service.worker_thread import end_process, leave_work
 from xgr_runtime.shipped import config_file, config_names
 from xgr_runtime.types import NORMALIZATIONS
+
+SAY_S = 1.0
 
 
 def add_serve_parser(subparsers: Any) -> None:
@@ -26,9 +28,9 @@ def add_serve_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "serve",
         help="serve recommendations over gRPC",
-        description="Load everything, listen, say so in one line, serve until SIGTERM or ctrl-C. Exit code: 0 every "
-        "accepted request was answered (also when SIGTERM comes before there was any), 1 some were cut off or the engine "
-        "failed, 2 nothing was served (the reason is on standard error).",
+        description="Load everything, listen, say so in one line, serve until SIGTERM, ctrl-C or SIGHUP (a terminal that closes; "
+        "ignored under nohup). Exit code: 0 every accepted request was answered (also when SIGTERM or SIGHUP comes before there "
+        "was any), 1 some were cut off or the engine failed, 2 nothing was served (the reason is on standard error).",
     )
     parser.add_argument(
         "--config",
@@ -65,7 +67,7 @@ def handle_serve(args: argparse.Namespace) -> int:
     }
     given = [f"{name}={value}" for name, value in named.items() if value is not None]
     try:
-        with exiting_at_sigterm():
+        with exiting_before_serving():
             config = load_config(config_file(args.config), [*args.overrides, *given]).config
             configure_logging(config.service)
             engine = xgr_runtime.Engine.from_config(config)
@@ -73,10 +75,14 @@ def handle_serve(args: argparse.Namespace) -> int:
                 engine.start()
                 end = asyncio.run(serve(engine, config, announce))
                 if end is not ServeEnd.DRAINED:
-                    print(f"xgr serve: {end.value}", file=sys.stderr, flush=True)
+                    flush_logs()
+                    say(f"xgr serve: {end.value}\n", SAY_S)
             finally:
                 engine.close()
-    except SystemExit:  # SIGTERM before anything was served; libraries of the device may be at work
+                flush_logs()
+    except (
+        SystemExit
+    ):  # SIGTERM or SIGHUP before anything was served; libraries of the device may be at work
         end_process(0)
     exit_code = 0 if end is ServeEnd.DRAINED else EXIT_CUT_OFF
     leave_work(exit_code)

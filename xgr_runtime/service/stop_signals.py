@@ -1,4 +1,4 @@
-"""SIGTERM and ctrl-C before, during and after serving.
+"""SIGTERM, ctrl-C and a terminal that closes (SIGHUP) before, during and after serving.
 
 Before: a container's first process ignores every signal that it has no handler for, so a stop that comes while the model
 loads would be lost and end as a kill. After: everything was answered, and a signal that comes while the device is closed
@@ -12,27 +12,29 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 EXIT_AT_ONCE = 128 + signal.SIGTERM
 EXIT_CUT_OFF = 1
 
 
 @contextmanager
-def exiting_at_sigterm() -> Iterator[None]:
-    """Inside, until the server has its own handlers, SIGTERM raises SystemExit(0): nothing was accepted, so nothing is lost.
+def exiting_before_serving() -> Iterator[None]:
+    """Inside, until the server has its own handlers, SIGTERM and SIGHUP raise SystemExit(0): nothing was accepted yet.
 
-    A second one ends the process at once. The handler of before is back only when what is inside raises.
+    A second one ends the process at once. The handlers of before are back only when what is inside raises. Ctrl-C stays Python's.
     """
-    before = signal.signal(signal.SIGTERM, _exit)
+    numbers = [number for number in STOP_SIGNALS if number != signal.SIGINT]
+    before = {number: signal.signal(number, _exit) for number in _heard(numbers)}
     try:
         yield
     except BaseException:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         raise
 
 
@@ -54,7 +56,7 @@ class StopSignals:
         self._loop.add_reader(self._reader, self._read)
         # Python writes the number of every signal there, in whichever thread it arrives, which wakes the loop.
         self._wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        self._afterwards = {number: signal.signal(number, _wake) for number in STOP_SIGNALS}
+        self._afterwards = {number: signal.signal(number, _wake) for number in _heard(STOP_SIGNALS)}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -74,22 +76,30 @@ class StopSignals:
         self._leave(_exit_cut_off)
 
     def _leave(self, handler: Any) -> None:
-        for number in STOP_SIGNALS:
+        for number in self._afterwards:
             signal.signal(number, handler)
             self._afterwards[number] = handler
 
     def _read(self) -> None:
         for number in self._reader.recv(4096):
-            if number in STOP_SIGNALS:
+            if number in self._afterwards:
                 self._on_signal()
+
+
+def _heard(numbers: Iterable[int]) -> list[int]:
+    """Without SIGHUP where it is ignored: `nohup` does that for processes that outlive their terminal."""
+    is_kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in numbers if not (is_kept and number == signal.SIGHUP)]
 
 
 def _wake(_: int, __: FrameType | None) -> None:
     """The loop hears of the signal through its socket."""
 
 
-def _exit(number: int, _: FrameType | None) -> NoReturn:
-    signal.signal(number, _exit_at_once)
+def _exit(_: int, __: FrameType | None) -> NoReturn:
+    for stop in STOP_SIGNALS:
+        if signal.getsignal(stop) is _exit:
+            signal.signal(stop, _exit_at_once)
     raise SystemExit(0)
 
 

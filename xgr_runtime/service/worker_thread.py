@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, NoReturn, TypeVar
 
+END_S = 2.0  # longer than the log's own wait
 Result = TypeVar("Result")
 
 
@@ -64,8 +65,18 @@ def leave_work(exit_code: int) -> None:
 
 
 def end_process(exit_code: int) -> NoReturn:
-    """End now, without Python's own end, which aborts the process where threads are inside native code."""
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    """End now, without Python's own end, which aborts the process where threads are inside native code.
+
+    Output that nobody reads is waited for END_S seconds.
+    """
+    flushing = threading.Thread(target=_flush, name="xgr-end", daemon=True)
+    flushing.start()
+    flushing.join(END_S)
     os._exit(exit_code)
+
+
+def _flush() -> None:
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
