@@ -7,7 +7,7 @@
 are recorded (a JSON line each: a list of item ids, or a request as `xgr client --input` takes it) or random ids; users come
 back with histories that have grown by one to three items. Shares of requests can have rules, be given up by their caller,
 or break the contract. The first --warmup requests are sent and left out of the figures. Exit code: 0, or 1 when a request
-got an answer that contradicts what was sent (a broken one answered, a sound one refused as invalid).
+got an answer that contradicts what was sent (a broken one answered, a sound one refused as invalid), or none got one.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tools._bench.load import Arrivals, Tally, run_closed, run_open
-from tools._bench.traffic import Traffic, TrafficOptions, read_histories
+from tools._bench.command import exit_code_of, number, whole
+from tools._bench.load import CANCELLED, OK, Arrivals, Tally, run_closed, run_open
+from tools._bench.traffic import UNKNOWN_ITEM, Traffic, TrafficOptions, read_histories
 from xgr_runtime.errors import XgrError
 from xgr_runtime.service.address import DEFAULT_TARGET
 from xgr_runtime.service.client import AsyncRecommendClient
@@ -36,6 +37,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 NO_LIMIT = 2**62
+MAX_SECONDS = 1e9
+MAX_CALLERS = 2**16
+MAX_LENGTH = 2**24
+_positive = number(0, MAX_SECONDS, is_open=True)
+_count = whole(1, NO_LIMIT)
+_share = number(0, 1)
+_callers = whole(1, MAX_CALLERS)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,7 +68,27 @@ def main(argv: Sequence[str] | None = None) -> int:
             "--num-items or --histories, or the load is one of nearly empty histories",
             file=sys.stderr,
         )
-    return 1 if tally.num_improper else 0
+    is_in_vain = not is_answered(args, tally)
+    if is_in_vain:
+        print(f"load_gen: not one request was answered: {outcome(tally)}", file=sys.stderr)
+    return 1 if is_in_vain or tally.num_improper else 0
+
+
+def is_answered(args: argparse.Namespace, tally: Tally) -> bool:
+    """Whether the service did what was asked of it at least once; of broken requests that is a refusal."""
+    wanted = [OK]
+    if args.bad_share == 1:
+        wanted += ["INVALID_ARGUMENT", "NOT_FOUND"]
+    if args.cancel_share == 1:
+        wanted += [CANCELLED]
+    return any(tally.statuses[status] for status in wanted)
+
+
+def outcome(tally: Tally) -> str:
+    """The statuses in words."""
+    if tally.statuses:
+        return ", ".join(f"{count} {status}" for status, count in sorted(tally.statuses.items()))
+    return f"all {tally.num_done} were of the warm-up" if tally.num_done else "none was sent"
 
 
 async def drive(args: argparse.Namespace, traffic: Traffic) -> Tally:
@@ -85,14 +113,16 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--target", default=DEFAULT_TARGET, metavar="HOST:PORT")
     mode = parser.add_mutually_exclusive_group(required=True)
     mode.add_argument("--rate", type=_positive, metavar="R", help="open loop: requests per second")
-    mode.add_argument("--concurrency", type=_count, metavar="N", help="closed loop: callers")
+    mode.add_argument("--concurrency", type=_callers, metavar="N", help="closed loop: callers")
     parser.add_argument("--duration-s", type=_positive, default=10.0, metavar="S")
     parser.add_argument("--requests", type=_count, metavar="N", help="stop after so many")
-    parser.add_argument("--warmup", type=int, default=0, metavar="N", help="requests not counted")
+    parser.add_argument(
+        "--warmup", type=whole(0, NO_LIMIT), default=0, metavar="N", help="requests not counted"
+    )
     parser.add_argument("--timeout-s", type=_positive, default=10.0, help="deadline of a request")
-    parser.add_argument("--max-in-flight", type=_count, default=4096, help="with --rate")
+    parser.add_argument("--max-in-flight", type=_callers, default=4096, help="with --rate")
     parser.add_argument("--slo-ms", type=_positive, default=200.0, help="goodput counts up to this")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=whole(0, NO_LIMIT), default=0)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_traffic_arguments(parser.add_argument_group("requests"))
     return parser
@@ -102,9 +132,9 @@ def add_traffic_arguments(group: Any) -> None:
     """What a request looks like."""
     defaults = TrafficOptions()
     group.add_argument("--histories", type=Path, metavar="FILE", help="JSON lines of histories")
-    group.add_argument("--num-items", type=_count, default=defaults.num_items, metavar="N",
+    group.add_argument("--num-items", type=whole(1, UNKNOWN_ITEM - 1), default=defaults.num_items, metavar="N",
                        help="random histories and exclusions are ids 1 to N")  # fmt: skip
-    group.add_argument("--max-length", type=_count, default=defaults.max_length, metavar="N",
+    group.add_argument("--max-length", type=whole(1, MAX_LENGTH), default=defaults.max_length, metavar="N",
                        help="items of the longest random history")  # fmt: skip
     group.add_argument("--users", type=_count, default=defaults.num_users, metavar="N")
     group.add_argument("--catalog", default="")
@@ -159,26 +189,5 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
-    return value
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
-    return value
-
-
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"must be a share from 0 to 1, got {text}")
-    return value
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code_of(main))

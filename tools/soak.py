@@ -29,10 +29,12 @@ import numpy as np
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tools._bench.command import exit_code_of, number, whole
 from tools._bench.load import Arrivals, Tally, run_closed, run_open
 from tools._bench.soak_world import build_catalogs, service, traffic_options, write_config
 from tools._bench.timing import add_output_arguments, environment, progress, write_report
 from tools._bench.traffic import Traffic
+from xgr_runtime.errors import XgrError
 from xgr_runtime.service.client import AsyncRecommendClient
 
 if TYPE_CHECKING:
@@ -41,6 +43,10 @@ if TYPE_CHECKING:
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 NO_LIMIT = 2**62
+MAX_MINUTES = 1e6
+MAX_CALLERS = 2**16
+MAX_RATE = 1e6
+MAX_PERCENT = 1e6
 SAMPLE_S = 1.0
 STOP_LIMIT_S = 60.0
 
@@ -79,9 +85,13 @@ class Memory:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = make_parser().parse_args(argv)
+    parser = make_parser()
+    args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as name:
-        report = asyncio.run(soak(args, Path(name)))
+        try:
+            report = asyncio.run(soak(args, Path(name)))
+        except XgrError as error:
+            parser.error(str(error))
     report["failures"] = failures_of(report, args.limit_percent)
     report["environment"] = environment()
     write_report(report, args)
@@ -93,13 +103,28 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=20.0)
-    parser.add_argument("--warmup", type=int, default=2000, metavar="N", help="requests")
-    parser.add_argument("--concurrency", type=int, default=16, help="callers of the closed loop")
-    parser.add_argument("--rate", type=float, help="open loop instead: requests per second")
-    parser.add_argument("--swap-every-s", type=float, default=15.0, help="0: no swaps")
-    parser.add_argument("--limit-percent", type=float, default=2.0, help="growth that is accepted")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=number(0, MAX_MINUTES, is_open=True), default=20.0)
+    parser.add_argument(
+        "--warmup", type=whole(0, NO_LIMIT), default=2000, metavar="N", help="requests"
+    )
+    parser.add_argument(
+        "--concurrency", type=whole(1, MAX_CALLERS), default=16, help="callers of the closed loop"
+    )
+    parser.add_argument(
+        "--rate",
+        type=number(0, MAX_RATE, is_open=True),
+        help="open loop instead: requests per second",
+    )
+    parser.add_argument(
+        "--swap-every-s", type=number(0, 60 * MAX_MINUTES), default=15.0, help="0: no swaps"
+    )
+    parser.add_argument(
+        "--limit-percent",
+        type=number(-MAX_PERCENT, MAX_PERCENT),
+        default=2.0,
+        help="growth that is accepted",
+    )
+    parser.add_argument("--seed", type=whole(0, NO_LIMIT), default=0)
     parser.add_argument("--set", action="append", default=[], metavar="A.B=VALUE", dest="overrides",
                         help="an option of the service's configuration")  # fmt: skip
     add_output_arguments(parser)
@@ -197,4 +222,4 @@ def failures_of(report: dict[str, Any], limit_percent: float) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code_of(main))

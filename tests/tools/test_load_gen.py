@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -189,12 +192,88 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert report["goodput_per_s"] <= report["answers_per_s"]
 
 
-def test_a_service_that_is_away_is_a_status(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_load_that_nobody_answered_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--target", "127.0.0.1:1", "--concurrency", "2", "--requests", "4", "--json"]
-    assert load_gen.main(arguments) == 0
-    report = json.loads(capsys.readouterr().out)
+    assert load_gen.main(arguments) == 1
+    told = capsys.readouterr()
+    assert told.err == "load_gen: not one request was answered: 4 UNAVAILABLE\n"
+    report = json.loads(told.out)
     assert report["statuses"] == {"UNAVAILABLE": 4}
     assert (report["latency_ms"], report["answers_per_s"]) == (None, 0)
+
+
+def test_broken_requests_are_answered_by_a_refusal(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--concurrency", "1", "--requests", "20", "--bad-share", "1"]
+    with running_in_thread(StandInEngine()) as target:
+        assert load_gen.main([*arguments, "--target", target, "--seed", "0"]) == 1
+        assert "not one request" not in capsys.readouterr().err
+    assert load_gen.main([*arguments, "--target", "127.0.0.1:1", "--requests", "2"]) == 1
+    assert "answered: 2 UNAVAILABLE\n" in capsys.readouterr().err
+
+
+def test_a_load_that_was_all_warm_up_or_none_is_a_failure(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with running_in_thread(StandInEngine()) as target:
+        common = ["--target", target, "--requests", "3"]
+        assert load_gen.main([*common, "--concurrency", "1", "--warmup", "3"]) == 1
+        assert "answered: all 3 were of the warm-up\n" in capsys.readouterr().err
+        assert load_gen.main([*common, "--rate", "0.001", "--duration-s", "0.1"]) == 1
+        assert "answered: none was sent\n" in capsys.readouterr().err
+        given_up = ["--cancel-share", "1", "--cancel-after-ms", "1", "--catalog", "wait:5"]
+        assert load_gen.main([*common, "--concurrency", "1", *given_up]) == 0
+        assert capsys.readouterr().err == ""
+
+
+def test_a_reader_that_goes_away_is_no_traceback() -> None:
+    command = [sys.executable, load_gen.__file__, "--concurrency", "1", "--requests", "1"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [*command, "--target", "127.0.0.1:1"],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    os.close(writer)
+    assert done.returncode == 141
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipe" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        (
+            "--num-items",
+            "9" * 20,
+            "must be a whole number from 1 to 4611686018427387903, got '99999999999999999999'",
+        ),
+        (
+            "--num-items",
+            "9" * 5000,
+            "must be a whole number from 1 to 4611686018427387903, got '9999",
+        ),
+        ("--seed", "-1", "must be a whole number from 0 to 4611686018427387904, got '-1'"),
+        ("--warmup", "-1", "must be a whole number from 0"),
+        ("--max-length", "1" + "0" * 12, "must be a whole number from 1 to 16777216"),
+        ("--concurrency", "1" + "0" * 12, "must be a whole number from 1 to 65536"),
+        ("--users", "many", "must be a whole number from 1"),
+        ("--timeout-s", "nan", "must be a number above 0 and at most 1e+09, got 'nan'"),
+        ("--duration-s", "inf", "must be a number above 0"),
+        ("--bad-share", "-0.1", "must be a number from 0 to 1, got '-0.1'"),
+    ],
+)
+def test_a_number_out_of_range_is_named(
+    option: str, value: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop = [] if option == "--concurrency" else ["--concurrency", "1"]
+    with pytest.raises(SystemExit) as caught:
+        load_gen.main([*loop, f"{option}={value}"])
+    assert caught.value.code == 2
+    assert f"argument {option}: {said}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,46 @@ def test_each_fault_is_named(path: tuple[str, ...], value: object, named: str) -
     assert named in failure
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--concurrency", "0", "must be a whole number from 1"),
+        ("--minutes", "nan", "must be a number above 0"),
+        ("--minutes", "0", "must be a number above 0"),
+        ("--minutes", "-1", "must be a number above 0"),
+        ("--minutes", "inf", "must be a number above 0"),
+        ("--rate", "0", "must be a number above 0"),
+        ("--limit-percent", "nan", "must be a number from"),
+        ("--swap-every-s", "-1", "must be a number from 0"),
+        ("--warmup", "x", "must be a whole number from 0"),
+        ("--seed", "-1", "must be a whole number from 0"),
+        ("--out", "/nope/x", "cannot be written: '/nope/x'"),
+        ("--out", "/", "cannot be written: '/'"),
+        ("--set", "x", "an override must look like a.b=value, got 'x'"),
+        ("--set", "device.x=1", "'device' is a value, not a section"),
+        ("--set", "search.beam_witdh=1", "unknown option search.beam_witdh"),
+        ("--set", "service.drain_s=-1", "service.drain_s must be in"),
+    ],
+)
+def test_arguments_are_checked_before_anything_runs(
+    option: str, value: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        soak.main([f"{option}={value}"])
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "soak: service" not in error
+
+
+@pytest.mark.e2e
+def test_a_service_that_does_not_start_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        soak.main(["--minutes", "0.01", "--set", "model.path=/nowhere"])
+    assert caught.value.code == 2
+    assert "error: the service did not start; what it said is above" in capfd.readouterr().err
+
+
 @pytest.mark.e2e
 def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Too short to tell growth (so any is allowed): traffic of every kind, swaps, a stop under load, nothing left over."""

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from tools._bench.traffic import TrafficOptions
+from xgr_runtime.config import load_config
+from xgr_runtime.config_load import read_tree
+from xgr_runtime.errors import XgrError
 from xgr_runtime.service.address import read_address
 from xgr_runtime.xbeam.catalog_build import build_catalog
 
@@ -44,7 +47,10 @@ def build_catalogs(folder: Path) -> tuple[list[str], int]:
 
 
 def write_config(folder: Path, catalog: str, overrides: Sequence[str]) -> Path:
-    """The demo's model with longer histories; caches so small that they are full, and evict, after the warm-up."""
+    """The demo's model with longer histories; caches so small that they are full, and evict, after the warm-up.
+
+    Raises ConfigError for overrides that the service would refuse.
+    """
     config: dict[str, Any] = {
         "device": "cpu",
         "cpu_threads": 1,
@@ -59,12 +65,11 @@ def write_config(folder: Path, catalog: str, overrides: Sequence[str]) -> Path:
         "ops": {"allow_reference": True},
         "service": {"port": 0},
     }
-    for text in overrides:
-        name, _, value = text.partition("=")
-        section, _, option = name.rpartition(".")
-        (config.setdefault(section, {}) if section else config)[option] = yaml.safe_load(value)
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(config))
+    tree, _ = read_tree(path, overrides)
+    path.write_text(yaml.safe_dump(tree))
+    load_config(path)
     return path
 
 
@@ -95,7 +100,7 @@ def service(
         try:
             address = read_address(process.stdout, START_LIMIT_S)
             if not address:
-                raise RuntimeError("the service did not start")
+                raise XgrError("the service did not start; what it said is above")
             yield process, address
         finally:
             if process.poll() is None:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from tools._bench.command import out_file
+
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Mapping, Sequence
@@ -83,7 +85,7 @@ def progress(text: str) -> None:
 def add_output_arguments(parser: argparse.ArgumentParser) -> None:
     """`--json` and `--out FILE`."""
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
-    parser.add_argument("--out", type=Path, help="also write the JSON object to this file")
+    parser.add_argument("--out", type=out_file, help="also write the JSON object to this file")
 
 
 def write_report(report: dict[str, Any], args: argparse.Namespace) -> None:
