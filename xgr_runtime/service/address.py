@@ -9,7 +9,7 @@ from typing import IO
 
 from xgr_runtime.config import ServiceConfig
 from xgr_runtime.errors import ConfigError, printable
-from xgr_runtime.service.output import encoded, write_all
+from xgr_runtime.service.output import write_text
 
 LISTENING = "xgr serve: listening on "
 
@@ -45,7 +45,7 @@ def announce(address: str) -> None:
     if sys.stdout is None:
         raise OSError(errno.EBADF, f"standard output is closed: {os.strerror(errno.EBADF)}")
     sys.stdout.flush()
-    write_all(sys.stdout.fileno(), encoded(f"{LISTENING}{address}\n", sys.stdout))
+    write_text(sys.stdout, f"{LISTENING}{address}\n")
 
 
 def read_address(output: IO[str] | None, limit_s: float) -> str:

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 from xgr_runtime.config import ServiceConfig
 from xgr_runtime.errors import printable
 from xgr_runtime.service.log_queue import QueueingHandler
+from xgr_runtime.service.output import file_number
 
 MAX_MESSAGE, MAX_ID, MAX_TRACEBACK = 4096, 1024, 16384  # characters
 MAX_IDS = 64
@@ -29,6 +30,8 @@ def configure_logging(config: ServiceConfig, stream: TextIO | None = None) -> No
 
     Without a stream to standard error, without ever waiting for its reader, and Python's warnings too, which would wait.
     """
+    if logging.getLogger().handlers:
+        return
     handler = _handler_of(stream)
     handler.setFormatter(JsonFormatter() if config.log_format == "json" else TextFormatter())
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
@@ -44,7 +47,11 @@ def _handler_of(stream: TextIO | None) -> logging.Handler:
     if stream is not None:
         return logging.StreamHandler(stream)
     logging.captureWarnings(True)
-    return logging.NullHandler() if sys.stderr is None else QueueingHandler(sys.stderr)
+    if sys.stderr is None:
+        return logging.NullHandler()
+    if file_number(sys.stderr) is None:
+        return logging.StreamHandler(sys.stderr)
+    return QueueingHandler(sys.stderr)
 
 
 class TextFormatter(logging.Formatter):

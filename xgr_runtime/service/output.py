@@ -4,6 +4,7 @@ A write to a full pipe waits for the reader, for ever if need be, and whoever wa
 that the end of the process asks for. So a service writes straight to the file's number, in a thread that nobody has to wait for.
 """
 
+import io
 import os
 import select
 import sys
@@ -24,12 +25,27 @@ def write_all(number: int, data: bytes) -> None:
             select.select([], [number], [])
 
 
+def write_text(stream: TextIO, text: str) -> None:
+    """Write past the stream's own buffer; waits for the reader of its file. Raises the system's OSError."""
+    if (number := file_number(stream)) is None:
+        stream.write(text)
+    else:
+        write_all(number, encoded(text, stream))
+
+
+def file_number(stream: TextIO) -> int | None:
+    """The number of the stream's file; None for a buffer in memory, which whoever calls a command from Python may put there."""
+    try:
+        return stream.fileno()
+    except io.UnsupportedOperation:
+        return None
+
+
 def say(text: str, limit_s: float) -> bool:
     """Write to standard error and wait at most `limit_s` seconds for its reader; False if it was not written by then."""
     if sys.stderr is None:
         return False
-    data = encoded(text, sys.stderr)
-    writing = WorkerThread("xgr-say").submit(partial(write_all, sys.stderr.fileno(), data))
+    writing = WorkerThread("xgr-say").submit(partial(write_text, sys.stderr, text))
     return bool(wait([writing], limit_s).done) and writing.exception() is None
 
 
