@@ -111,7 +111,7 @@ def test_files_that_are_no_text(tmp_path: Path) -> None:
     path.write_bytes(b"device: \xff\n")
     with pytest.raises(ConfigError, match="is not YAML: 'utf-8' codec"):
         load_config(path)
-    with pytest.raises(ConfigError, match=r"cannot read configuration .*: .* this is a directory"):
+    with pytest.raises(ConfigError, match=r"cannot read configuration .*: Is a directory"):
         load_config(tmp_path)
     with pytest.raises(
         ConfigError, match=r"cannot read configuration 'a\\x00b': embedded null byte"
@@ -119,11 +119,18 @@ def test_files_that_are_no_text(tmp_path: Path) -> None:
         load_config("a\0b")
 
 
+def test_a_pipe_of_the_shell_is_a_file_too() -> None:
+    """`--config <(...)`."""
+    reader, writer = os.pipe()
+    os.write(writer, b"search: {beam_width: 7}\n")
+    os.close(writer)
+    assert load_config(f"/dev/fd/{reader}").config.search.beam_width == 7
+    os.close(reader)
+
+
 def test_files_that_have_no_end(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    for path in ("/dev/zero", tmp_path / "pipe"):
-        with pytest.raises(ConfigError, match=r"cannot read configuration .*: a regular file is"):
-            load_config(path)
+    with pytest.raises(ConfigError, match="/dev/zero: a file of at most 1048576 bytes is needed"):
+        load_config("/dev/zero")
     path = tmp_path / "c.yaml"
     path.write_text("device: cpu\n#" + "x" * (MAX_FILE_BYTES - 13))
     assert load_config(path).config.device == "cpu"

@@ -14,7 +14,6 @@ from typing import Any
 import yaml
 
 from xgr_runtime.errors import ConfigError, shown
-from xgr_runtime.files import open_regular
 
 # Many times what the longest configuration needs; a file of any size would take all memory.
 MAX_FILE_BYTES = 2**20
@@ -28,11 +27,13 @@ _FLOAT = re.compile(r"[^:]{1,400}")
 
 def read_yaml_file(path: str | Path) -> tuple[dict[str, Any], Lines]:
     """The mapping of options in a file, {} for an empty one, and the line of each. Raises ConfigError."""
-    with open_regular(path, "read configuration", ConfigError) as file:
-        try:
+    try:
+        with Path(path).open("rb") as file:  # also a pipe of the shell: `--config <(...)`
             data = file.read(MAX_FILE_BYTES + 1)
-        except OSError as error:
-            raise ConfigError(f"cannot read configuration {path}: {error.strerror}") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read configuration {path}: {error.strerror}") from error
+    except ValueError as error:  # a path that no system call takes
+        raise ConfigError(f"cannot read configuration {str(path)!r}: {error}") from error
     if len(data) > MAX_FILE_BYTES:
         raise ConfigError(
             f"cannot read configuration {path}: a file of at most {MAX_FILE_BYTES} bytes is needed, this is larger"
