@@ -114,6 +114,7 @@ class GuardedServer:
                 await _abort(context, SHUTTING_DOWN)
             except NotImplementedError:  # a method of the protocol that its library lacks
                 await _abort(context, NOT_THERE)
+            # The border of the process, as for Recommend: the log gets what a client must not see.
             except Exception:
                 logger.exception("a call failed")
                 await _abort(context, internal_failure())
