@@ -107,6 +107,8 @@ def service(places: Places) -> Iterator[str]:
         finally:
             server.send_signal(signal.SIGTERM)
             code = server.wait(timeout=60)
+            if server.stdout is not None:
+                server.stdout.close()
     if code != 0:
         raise DemoError(f"xgr serve ended with exit code {code}; see {log_path}")
 
