@@ -35,7 +35,7 @@ from xgr_runtime.service.call_totals import CallTotals
 from xgr_runtime.service.metrics import ServiceMetrics
 from xgr_runtime.shipped import config_file
 from xgr_runtime.types import RecRequest, Search
-from xgr_runtime.xschedule.stage_clock import PREFILL_END, PREFILL_START, RoundMarks, StageClock
+from xgr_runtime.xschedule.stage_clock import PREFILL_POINTS, RoundMarks, StageClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -161,16 +161,19 @@ def clock_one(device: Device, num_levels: int = 3) -> object:
     clock.start()
     with clock.copying(is_to_host=False):
         pass
-    prefill.record(PREFILL_START)
-    prefill.record(PREFILL_END)
+    for point in PREFILL_POINTS:
+        prefill.record(point)
     clock.add_prefill([prefill])
     with clock.copying(is_to_host=False):
         pass
-    marks.start(0)
+    first, last = marks.points(range(num_levels))
+    rounds.record(first)
     for level in range(num_levels):
+        if level:
+            marks.between(level)
         marks.before_select(level)
         marks.after_select(level)
-        marks.end(level)
+    rounds.record(last)
     clock.add_rounds([rounds], num_levels)
     with clock.copying(is_to_host=True):
         pass

@@ -42,12 +42,13 @@ def prefill_by_history(
     scale: float,
     max_q: int,
     max_kv: int,
+    q_starts: tuple[int, ...],
+    kv_lens: tuple[int, ...],
 ) -> torch.Tensor:
     """One fused attention per history; without a cached prefix no mask is stored."""
     out_TQD = torch.zeros_like(q_TQD)
-    starts, kv_lens = q_start_H1.tolist(), kv_len_H.tolist()
     for h, num_kv in enumerate(kv_lens):
-        first, num_new = starts[h], starts[h + 1] - starts[h]
+        first, num_new = q_starts[h], q_starts[h + 1] - q_starts[h]
         if num_new == 0 or num_kv == 0:
             continue
         q_QKD = q_TQD[first : first + num_new].transpose(0, 1)
@@ -78,12 +79,13 @@ def shared_by_history(
     scale: float,
     max_rows: int,
     max_kv: int,
+    kv_lens: tuple[int, ...],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Products of all rows of a history with its keys, tile by tile."""
     num_heads = q_NQD.shape[1]
     out_NQD = torch.zeros_like(q_NQD)
     lse_NQ = torch.full(q_NQD.shape[:2], -torch.inf)
-    starts, kv_lens = row_start_H1.tolist(), kv_len_H.tolist()
+    starts = row_start_H1.tolist()
     for h, num_kv in enumerate(kv_lens):
         if num_kv == 0 or starts[h] == starts[h + 1]:
             continue

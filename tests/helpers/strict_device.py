@@ -264,7 +264,7 @@ class StrictGraph:
     def num_ops(self) -> int:
         return len(self._recorded)
 
-    def replay(self) -> None:
+    def replay(self, kv_lens: Sequence[int] = ()) -> None:
         self._device.run_recorded(self._name, self._fn, self._recorded)
         self.num_replays += 1
 
@@ -276,10 +276,14 @@ class StrictDevice:
     name = "strict test device"
     capability = ""
     is_capturing_supported = True
+    max_graphs = 256
 
-    def __init__(self, *, is_graph_per_round: bool = False) -> None:
+    def __init__(
+        self, *, is_graph_per_round: bool = False, is_prefill_captured: bool = True
+    ) -> None:
         self.torch_device = torch.device("cpu")
         self.is_graph_per_round = is_graph_per_round
+        self.is_prefill_captured = is_prefill_captured
         self.graphs: list[StrictGraph] = []
         self.segment_names: list[str] = []
         self._host_tensors: list[torch.Tensor] = []
@@ -344,3 +348,6 @@ class StrictDevice:
 
     def synchronize(self) -> None:
         _refuse_inside("synchronises the device")
+
+    def explain(self, error: BaseException) -> None:
+        return None

@@ -156,6 +156,8 @@ class PackedBatch:
             last_row_H=torch.tensor([*last, 0]),
             max_q=max(len(h) - c for h, c in zip(self.histories, cached, strict=True)) + 1,
             max_kv=self.max_kv,
+            q_starts=(*starts, starts[-1]),
+            kv_lens=tuple(self.kv_len.tolist()),
         )
 
     def step_inputs(
@@ -181,5 +183,6 @@ class PackedBatch:
             slot_N=torch.cat((slots.int(), dummy)),
             max_rows=max(len(row) for row in tokens) + 1,
             max_kv=self.max_kv,
+            kv_lens=tuple(self.kv_len.tolist()),
             round=round_,
         )

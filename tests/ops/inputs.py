@@ -197,6 +197,8 @@ def prefill_attention(dtype: torch.dtype) -> Iterator[OpCase]:
                 "scale": dim**-0.5,
                 "max_q": max(new) + padding,
                 "max_kv": max(lengths) + padding,
+                "q_starts": tuple(_starts(new)),
+                "kv_lens": tuple(lengths),
             }
             dims = {"T": num_tokens, "H": len(new), "Q": heads, "G": kv_heads, "D": dim}
             dims |= {"page_size": size, "max_q": args["max_q"], "max_kv": args["max_kv"]}
@@ -218,6 +220,7 @@ def shared_attention(dtype: torch.dtype) -> Iterator[OpCase]:
                     "scale": dim**-0.5,
                     "max_rows": max(1, *rows),
                     "max_kv": max(lengths) + padding,
+                    "kv_lens": tuple(lengths),
                 }
                 dims = {"N": num_rows, "H": len(rows), "Q": heads, "G": kv_heads, "D": dim}
                 dims |= {"page_size": size, "max_rows": args["max_rows"], "max_kv": args["max_kv"]}

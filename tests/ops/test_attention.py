@@ -118,6 +118,8 @@ def test_prefill(fn: Any, heads: int, kv_heads: int, dim: int, dtype: torch.dtyp
         SCALE,
         160,
         203,
+        tuple(starts.tolist()),
+        tuple(lengths),
     )
     assert out.dtype == dtype
     expected = np.zeros((num_rows + 3, heads, dim))
@@ -136,7 +138,8 @@ def test_prefill_of_a_padding_history_with_rows_is_zero(fn: Any) -> None:
     cache = paged([3, 0], 2, 1, 4, torch.float32)
     q_start = torch.tensor([0, 1, 2], dtype=torch.int32)
     q = queries(2, 2, 4, torch.float32)
-    out = fn(q, cache.k_pages, cache.v_pages, cache.page_table, q_start, cache.kv_len, SCALE, 1, 4)
+    pages = (cache.k_pages, cache.v_pages, cache.page_table)
+    out = fn(q, *pages, q_start, cache.kv_len, SCALE, 1, 4, (0, 1, 2), (3, 0))
     expected, _ = attend(q[0].double().numpy(), cache.keys[0], cache.values[0], SCALE)
     assert_near(out[0], expected, torch.float32)
     assert out[1].count_nonzero() == 0
@@ -155,8 +158,8 @@ def test_shared(fn: Any, heads: int, kv_heads: int, dim: int, dtype: torch.dtype
     q = queries(num_rows + 3, heads, dim, dtype)
     q[num_rows:] = torch.nan
     row_start = torch.from_numpy(starts)
-    table = cache.page_table
-    out, lse = fn(q, cache.k_pages, cache.v_pages, table, row_start, cache.kv_len, SCALE, 160, 93)
+    pages = (cache.k_pages, cache.v_pages, cache.page_table)
+    out, lse = fn(q, *pages, row_start, cache.kv_len, SCALE, 160, 93, tuple(lengths))
     assert out.dtype == dtype
     assert lse.dtype == torch.float32
     expected_out = np.zeros((num_rows + 3, heads, dim))
@@ -175,8 +178,8 @@ def test_shared_in_several_tiles_of_rows(fn: Any) -> None:
     cache = paged([1500], 16, 1, 4, torch.float32)
     q = queries(400, 2, 4, torch.float32)
     row_start = torch.tensor([0, 400], dtype=torch.int32)
-    table = cache.page_table
-    out, lse = fn(q, cache.k_pages, cache.v_pages, table, row_start, cache.kv_len, SCALE, 400, 1500)
+    pages = (cache.k_pages, cache.v_pages, cache.page_table)
+    out, lse = fn(q, *pages, row_start, cache.kv_len, SCALE, 400, 1500, (1500,))
     for row in (0, 127, 128, 349, 350, 399):
         expected_out, expected_lse = attend(
             q[row].double().numpy(), cache.keys[0], cache.values[0], SCALE
@@ -191,8 +194,8 @@ def test_a_nan_query_stays_in_its_row(fn: Any) -> None:
     q = queries(3, 4, 4, torch.float32)
     q[1] = torch.nan
     row_start = torch.tensor([0, 3], dtype=torch.int32)
-    table = cache.page_table
-    out, lse = fn(q, cache.k_pages, cache.v_pages, table, row_start, cache.kv_len, SCALE, 3, 6)
+    pages = (cache.k_pages, cache.v_pages, cache.page_table)
+    out, lse = fn(q, *pages, row_start, cache.kv_len, SCALE, 3, 6, (6,))
     assert out[[0, 2]].isfinite().all()
     assert lse[[0, 2]].isfinite().all()
     assert out[1].isnan().all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -10,6 +11,9 @@ import torch
 from tests.helpers.strict_device import StrictDevice
 from xgr_runtime.hal.cpu import CpuDevice, CpuTimer
 from xgr_runtime.xschedule.graph_runner import GraphRunner, Segment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Work:
@@ -25,12 +29,12 @@ class Work:
         def step() -> None:
             self.state.mul_(3.0).add_(1.0)
 
-        segments = [Segment("reset", ("reset", slot_index), reset, CpuTimer(), slot_index)]
-        segments += [
-            Segment(f"round {i}", (f"round {i}", slot_index), step, CpuTimer(), slot_index)
-            for i in range(num_rounds)
-        ]
-        return segments
+        def segment(name: str, run: Callable[[], None]) -> Segment:
+            key = (name, slot_index)
+            return Segment(name, key, run, CpuTimer(), (0, 1), slot_index=slot_index)
+
+        segments = [segment("reset", reset)]
+        return segments + [segment(f"round {i}", step) for i in range(num_rounds)]
 
 
 @pytest.mark.parametrize("device", [CpuDevice(), StrictDevice()], ids=["eager", "captured"])

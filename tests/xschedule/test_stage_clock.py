@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import time
 from dataclasses import replace
@@ -17,6 +18,7 @@ from xgr_runtime.config import OpsConfig
 from xgr_runtime.hal.cpu import CpuDevice, CpuTimer
 from xgr_runtime.types import Search
 from xgr_runtime.xschedule.stage_clock import RoundMarks, StageClock
+from xgr_runtime.xschedule.totals import BatchHistograms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,15 +161,34 @@ def test_groups_of_other_depths_have_their_own_times() -> None:
     for num_levels in (2, 4):
         timer = CpuTimer()
         marks = RoundMarks(timer)
-        marks.start(0)
+        first, last = marks.points(range(num_levels))
+        timer.record(first)
         for level in range(num_levels):
+            if level:
+                marks.between(level)
             marks.before_select(level)
             marks.after_select(level)
-            marks.end(level)
+        timer.record(last)
         clock.add_rounds([timer], num_levels)
     times = clock.read()
     assert [len(group) for group in times.rounds_s] == [2, 4]
     assert [len(group) for group in times.selects_s] == [2, 4]
+
+
+def test_a_point_that_was_never_recorded_gives_no_time() -> None:
+    """What a device leaves out that cannot time inside its graphs."""
+    clock, timer = StageClock(CpuDevice()), CpuTimer()
+    clock.start()
+    for point in RoundMarks(timer).points(range(1)):
+        timer.record(point)
+    clock.add_rounds([timer], 1)
+    times = clock.read()
+    assert times.rounds_s[0][0] >= 0
+    assert math.isnan(times.selects_s[0][0])
+    totals = BatchHistograms()
+    totals.add_times(times)
+    assert totals.round_s[0].num_values == 1
+    assert 0 not in totals.select_s
 
 
 def test_a_time_is_not_asked_for_inside_a_segment() -> None:

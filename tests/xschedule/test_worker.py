@@ -24,7 +24,7 @@ from xgr_runtime.xschedule.batch import Batch, RuleRow, SearchGroup, pack_histor
 from xgr_runtime.xschedule.results import beam_levels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -241,6 +241,8 @@ class LateDevice(CpuDevice):
 
     kind = "late"
     is_capturing_supported = True
+    is_prefill_captured = True
+    max_graphs = 256
 
     def __init__(self) -> None:
         super().__init__()
@@ -276,7 +278,7 @@ class LateGraph:
     work: list[Callable[[], object]]
     fn: Callable[[], None]
 
-    def replay(self) -> None:
+    def replay(self, kv_lens: Sequence[int] = ()) -> None:
         self.work.append(self.fn)
 
 

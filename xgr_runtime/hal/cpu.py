@@ -1,5 +1,6 @@
 """The CPU as a device: everything is synchronous, a graph is a call."""
 
+import math
 import platform
 import resource
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from xgr_runtime.errors import XgrError
 from xgr_runtime.hal.device import Graph, MemoryInfo, Timer
 
 
@@ -30,14 +32,14 @@ class CpuTimer:
         self._times_s[point] = time.perf_counter()
 
     def seconds(self, start: int, end: int) -> float:
-        return self._times_s[end] - self._times_s[start]
+        return self._times_s.get(end, math.nan) - self._times_s.get(start, math.nan)
 
 
 class _EagerGraph:
     def __init__(self, fn: Callable[[], None]) -> None:
         self._fn = fn
 
-    def replay(self) -> None:
+    def replay(self, kv_lens: Sequence[int] = ()) -> None:
         self._fn()
 
 
@@ -48,6 +50,8 @@ class CpuDevice:
     capability = ""
     is_capturing_supported = False
     is_graph_per_round = False
+    is_prefill_captured = False
+    max_graphs = 0
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
@@ -77,6 +81,9 @@ class CpuDevice:
         return MemoryInfo(_resident_bytes() or peak_bytes, peak_bytes, total_bytes=0)
 
     def synchronize(self) -> None:
+        return None
+
+    def explain(self, error: BaseException) -> XgrError | None:
         return None
 
 

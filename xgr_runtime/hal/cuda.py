@@ -8,6 +8,7 @@ Catalogues are loaded from other threads while batches run. A copy or event that
 recorded into the graph's stream or break it, so captures exclude both.
 """
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 
+from xgr_runtime.errors import DeviceError, XgrError
 from xgr_runtime.hal.device import Graph, MemoryInfo, Timer
 
 
@@ -57,7 +59,19 @@ class _CudaTimer:
         event.record(self._stream)
 
     def seconds(self, start: int, end: int) -> float:
+        if start not in self._events or end not in self._events:
+            return math.nan
         return float(self._events[start].elapsed_time(self._events[end])) / 1e3
+
+
+class _CudaGraph:
+    """Kernels on a GPU read lengths from device memory, so a replay needs none of the host's."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
+        self._graph = graph
+
+    def replay(self, kv_lens: Sequence[int] = ()) -> None:
+        self._graph.replay()
 
 
 class CudaDevice:
@@ -66,6 +80,8 @@ class CudaDevice:
     kind = "cuda"
     is_capturing_supported = True
     is_graph_per_round = False
+    is_prefill_captured = True
+    max_graphs = 256
 
     def __init__(self) -> None:
         index = torch.cuda.current_device()
@@ -124,7 +140,7 @@ class CudaDevice:
         ):
             fn()
         self._pool = self._pool or graph.pool()
-        return graph
+        return _CudaGraph(graph)
 
     def _follow_default_stream(self) -> None:
         """Order what comes on the side stream behind what the default stream has been given."""
@@ -140,3 +156,8 @@ class CudaDevice:
 
     def synchronize(self) -> None:
         self._stream.synchronize()
+
+    def explain(self, error: BaseException) -> XgrError | None:
+        if isinstance(error, torch.cuda.OutOfMemoryError):
+            return DeviceError(f"{self.name} is out of memory: {str(error).splitlines()[0]}")
+        return None

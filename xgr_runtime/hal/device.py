@@ -11,6 +11,8 @@ from typing import Protocol
 
 import torch
 
+from xgr_runtime.errors import XgrError
+
 
 @dataclass(frozen=True)
 class MemoryInfo:
@@ -39,14 +41,22 @@ class Timer(Protocol):
         ...
 
     def seconds(self, start: int, end: int) -> float:
-        """From one point's last recording to another's; only once the device has done that work."""
+        """From one point's last recording to another's; only once the device has done that work. NaN where one was never
+        recorded: a device that cannot time inside graphs leaves those points out.
+        """
         ...
 
 
 class Graph(Protocol):
-    """A captured segment. `replay` repeats it on the same addresses."""
+    """A captured segment."""
 
-    def replay(self) -> None: ...
+    def replay(self, kv_lens: Sequence[int] = ()) -> None:
+        """Repeat it on the same addresses.
+
+        kv_lens: the lengths of the batch's histories as the host knows them. A kernel that took them from the host at capture
+        (`shared_attention` of an Ascend NPU) is given these; every other number of the host is that of the capture.
+        """
+        ...
 
 
 class Device(Protocol):
@@ -64,6 +74,19 @@ class Device(Protocol):
     def is_capturing_supported(self) -> bool: ...
     @property
     def is_graph_per_round(self) -> bool: ...
+    @property
+    def is_prefill_captured(self) -> bool:
+        """False where a prefill's kernels take the lengths of new tokens from the host, which no replay can change."""
+        ...
+
+    @property
+    def max_graphs(self) -> int:
+        """How many graphs may exist at once."""
+        ...
+
+    def explain(self, error: BaseException) -> XgrError | None:
+        """The error that a user can act on behind what torch raised here; None where it says nothing special."""
+        ...
 
     def pinned_empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Host memory that copies to and from the device without staging."""

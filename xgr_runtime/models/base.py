@@ -39,7 +39,8 @@ class ContextInputs:
     positions_T: int64 [T]. slot_T: int64 [T], page * page_size + offset, padding in page 0. q_start_H1: int32 [H + 1].
     kv_len_H: int32 [H], cached prefix and new tokens; 0 for a padding history. page_table_HP: int32 [H, P].
     last_row_H: int64 [H], row in T of each history's last token (any valid row for padding).
-    max_q, max_kv: static upper bounds of new tokens and of kv_len per history.
+    max_q, max_kv: static upper bounds of new tokens and of kv_len per history. q_starts [H + 1], kv_lens [H]: q_start_H1 and
+    kv_len_H as the host knows them, for kernels that take lengths from the host.
     """
 
     packed: PackedInputs
@@ -51,13 +52,15 @@ class ContextInputs:
     last_row_H: torch.Tensor
     max_q: int
     max_kv: int
+    q_starts: tuple[int, ...]
+    kv_lens: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class StepInputs:
     """One decode step of N beam rows.
 
-    token_ids_N, positions_N: int64 [N]. page_table_HP, kv_len_H: as in ContextInputs. row_start_H1: int32 [H + 1],
+    token_ids_N, positions_N: int64 [N]. page_table_HP, kv_len_H, kv_lens: as in ContextInputs. row_start_H1: int32 [H + 1],
     beam rows of each history. slot_N: int32 [N], slot of each row in the unshared KV. max_rows, max_kv: static upper
     bounds of rows and kv_len per history. round: >= 1; the step writes unshared position round - 1 and attends to
     `round` own tokens.
@@ -71,6 +74,7 @@ class StepInputs:
     slot_N: torch.Tensor
     max_rows: int
     max_kv: int
+    kv_lens: tuple[int, ...]
     round: int
 
 

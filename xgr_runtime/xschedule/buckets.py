@@ -37,6 +37,33 @@ class RoundsBucket:
     rows: tuple[int, ...]
     max_rows: tuple[int, ...]
 
+    def read_by(self, rounds: range) -> tuple[int | tuple[int, ...], ...]:
+        """What of the bucket those rounds depend on: a graph of some rounds serves every bucket that agrees in it.
+
+        A round reads the rows before it and its own; the last one moves no KV, hence the number of rounds.
+        """
+        first = max(0, rounds.start - 1)
+        own = slice(first, rounds.stop)
+        return (len(self.rows), self.num_searches, self.rows[own], self.max_rows[own])
+
+
+@dataclass(frozen=True)
+class HostLengths:
+    """Lengths of a batch's histories as the host knows them, padded to the bucket; see `hal.ops.attention`.
+
+    q_starts: [H + 1], where each history's new tokens start. kv_lens: [H], its tokens, cached ones included.
+    """
+
+    q_starts: tuple[int, ...]
+    kv_lens: tuple[int, ...]
+
+
+def host_lengths_of(histories: PackedHistories, bucket: SharedBucket) -> HostLengths:
+    """The lengths of `histories`; padding histories have no tokens."""
+    starts, lengths = histories.q_start_H1.tolist(), histories.kv_lens_H.tolist()
+    num_padding = bucket.num_histories - histories.num_histories
+    return HostLengths((*starts, *starts[-1:] * num_padding), (*lengths, *[0] * num_padding))
+
 
 def round_up(size: int, capacity: int, *, is_coarse: bool) -> int:
     """The bucket of `size`: the next of four steps an octave (coarse), or the next multiple of 8, at most `capacity`."""
@@ -47,15 +74,24 @@ def round_up(size: int, capacity: int, *, is_coarse: bool) -> int:
 
 
 def prefill_bucket_of(
-    histories: PackedHistories, capacities: Capacities, *, is_coarse: bool
+    histories: PackedHistories,
+    capacities: Capacities,
+    *,
+    is_coarse: bool,
+    is_prefill_coarse: bool | None = None,
 ) -> PrefillBucket:
-    """The bucket that holds `histories`."""
+    """The bucket that holds `histories`.
+
+    is_coarse: whether the rounds are captured. is_prefill_coarse: whether the prefill is; None where both are or neither is.
+    """
     c = capacities
+    if is_prefill_coarse is None:
+        is_prefill_coarse = is_coarse
     longest = int(histories.kv_lens_H.max())
     max_kv = round_up(longest, c.max_history_tokens, is_coarse=is_coarse)
     return PrefillBucket(
-        num_tokens=round_up(len(histories.token_ids_T), c.num_tokens, is_coarse=is_coarse),
-        max_q=_max_q(int(np.diff(histories.q_start_H1).max()), max_kv, is_coarse=is_coarse),
+        num_tokens=round_up(len(histories.token_ids_T), c.num_tokens, is_coarse=is_prefill_coarse),
+        max_q=_max_q(int(np.diff(histories.q_start_H1).max()), max_kv, is_coarse=is_prefill_coarse),
         shared=SharedBucket(
             num_histories=_power_of_two(histories.num_histories, c.num_histories),
             max_kv=max_kv,

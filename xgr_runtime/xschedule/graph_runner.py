@@ -17,14 +17,19 @@ from xgr_runtime.hal.device import Device, Graph, Timer
 class Segment:
     """A function over static buffers. Segments with an equal key are interchangeable.
 
-    timer: what `run` records into. slot_index: the catalogue slot it reads, None where it reads none.
+    timer: what `run` records into. points: of that timer, the segment's first and last, which the runner records.
+    kv_lens: the histories' lengths, for graphs that are told them at replay. slot_index: the catalogue slot it reads, None
+    where it reads none. is_eager: never captured.
     """
 
     name: str
     key: Hashable
     run: Callable[[], None]
     timer: Timer
+    points: tuple[int, int]
+    kv_lens: tuple[int, ...] = ()
     slot_index: int | None = None
+    is_eager: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,12 +52,16 @@ class _Captured:
 class GraphRunner:
     """Keeps the captured graphs of one device, the least recently used beyond `max_graphs` dropped.
 
-    `run` belongs to one thread; `drop_slot` may be called from any.
+    `run` belongs to one thread; `drop_slot` may be called from any. max_graphs: None for as many as the device allows.
+    is_allowed: whether to capture where the device can.
     """
 
-    def __init__(self, device: Device, max_graphs: int = 256) -> None:
+    def __init__(
+        self, device: Device, max_graphs: int | None = None, *, is_allowed: bool = True
+    ) -> None:
         self._device = device
-        self._max_graphs = max_graphs
+        self._max_graphs = device.max_graphs if max_graphs is None else max_graphs
+        self.is_capturing = device.is_capturing_supported and is_allowed
         self._graphs: OrderedDict[Hashable, _Captured] = OrderedDict()
         self._lock = threading.Lock()
         self.num_captures = 0
@@ -64,16 +73,22 @@ class GraphRunner:
         missing segments are captured first, and then the whole part is replayed from its start, which resets what its
         rounds change. What the part reads of earlier parts, no segment of it writes.
         """
-        if not self._device.is_capturing_supported:
-            for segment in segments:
-                with self._device.segment(segment.name):
-                    segment.run()
-            return [segment.timer for segment in segments]
-        found = [self._find(segment) for segment in segments]
+        found = [
+            self._find(segment) if self.is_capturing and not segment.is_eager else None
+            for segment in segments
+        ]
+        timers = []
         for segment, captured in zip(segments, found, strict=True):
+            timer = segment.timer if captured is None else captured.timer
             with self._device.segment(segment.name):
-                captured.graph.replay()
-        return [captured.timer for captured in found]
+                timer.record(segment.points[0])
+                if captured is None:
+                    segment.run()
+                else:
+                    captured.graph.replay(segment.kv_lens)
+                timer.record(segment.points[1])
+            timers.append(timer)
+        return timers
 
     def drop_slot(self, slot_index: int) -> None:
         """Forget the graphs that read a catalogue slot which no longer exists."""

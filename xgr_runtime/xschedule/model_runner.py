@@ -22,11 +22,11 @@ from xgr_runtime.types import Normalization
 from xgr_runtime.xbeam.search import LevelHead, run_round
 from xgr_runtime.xbeam.slot import CatalogSlot
 from xgr_runtime.xbeam.state import BeamState
-from xgr_runtime.xschedule.buckets import PrefillBucket, RoundsBucket, SharedBucket
+from xgr_runtime.xschedule.buckets import HostLengths, PrefillBucket, RoundsBucket, SharedBucket
 from xgr_runtime.xschedule.buffers import GroupBuffers, GroupInputs, HistoryBuffers, SharedInputs
 from xgr_runtime.xschedule.capacities import Capacities
 from xgr_runtime.xschedule.graph_runner import GraphPlan, Segment
-from xgr_runtime.xschedule.stage_clock import PREFILL_END, PREFILL_START, RoundMarks
+from xgr_runtime.xschedule.stage_clock import PREFILL_POINTS, RoundMarks
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,7 @@ class _Rounds:
     ops: BoundOps
     shared: SharedInputs
     group: GroupInputs
+    kv_lens: tuple[int, ...]
 
 
 class ModelRunner:
@@ -128,49 +129,42 @@ class ModelRunner:
                     )
 
     def plan(
-        self, prefill: PrefillBucket, groups: Sequence[tuple[RoundsBucket, Target]]
+        self,
+        prefill: PrefillBucket,
+        groups: Sequence[tuple[RoundsBucket, Target]],
+        lengths: HostLengths,
     ) -> GraphPlan:
-        """The segments of a batch: its histories' bucket, and of each group the bucket and what it is searched against."""
+        """The segments of a batch: its histories' bucket and lengths, and of each group the bucket and what it is searched against."""
         return GraphPlan(
-            self._prefill_segment(prefill),
-            tuple(self._rounds_segments(prefill.shared, *group) for group in groups),
+            self._prefill_segment(prefill, lengths),
+            tuple(
+                self._rounds_segments(prefill.shared, *group, lengths.kv_lens) for group in groups
+            ),
         )
 
-    def _prefill_segment(self, bucket: PrefillBucket) -> Segment:
+    def _prefill_segment(self, bucket: PrefillBucket, lengths: HostLengths) -> Segment:
         tokens = bucket.num_tokens
         shared = bucket.shared
         sizes = {"T": tokens, "N": tokens, "H": shared.num_histories}
         ops = self.bind({**sizes, "max_q": bucket.max_q, "max_kv": shared.max_kv})
-        timer = self._device.timer()
-
-        def run() -> None:
-            timer.record(PREFILL_START)
-            self._prefill(ops, bucket)
-            timer.record(PREFILL_END)
-
-        return Segment("prefill", ("prefill", bucket), run, timer)
-
-    def _rounds_segments(
-        self, shared: SharedBucket, bucket: RoundsBucket, target: Target
-    ) -> tuple[Segment, ...]:
-        num_rows = max(bucket.rows)
-        sizes = {"T": num_rows, "N": num_rows, "H": shared.num_histories}
-        dims = {**sizes, "max_rows": max(bucket.max_rows), "max_kv": shared.max_kv}
-        rounds = _Rounds(
-            shared,
-            bucket,
-            target,
-            self.bind(dims),
-            self.histories.shared_view(shared),
-            self.searches.view(bucket, shared),
+        return Segment(
+            "prefill",
+            ("prefill", bucket),
+            partial(self._prefill, ops, bucket, lengths),
+            self._device.timer(),
+            PREFILL_POINTS,
+            lengths.kv_lens,
+            is_eager=not self._device.is_prefill_captured,
         )
 
-        def run(levels: range, marks: RoundMarks) -> None:
-            marks.start(levels.start)
-            for level in levels:
-                self._round(rounds, level, marks)
-                marks.end(level)
-
+    def _rounds_segments(
+        self,
+        shared: SharedBucket,
+        bucket: RoundsBucket,
+        target: Target,
+        kv_lens: tuple[int, ...],
+    ) -> tuple[Segment, ...]:
+        views = self.histories.shared_view(shared), self.searches.view(bucket, shared)
         all_levels = range(len(bucket.rows))
         parts = [all_levels]
         if self._device.is_graph_per_round:
@@ -178,13 +172,27 @@ class ModelRunner:
         segments = []
         for part in parts:
             name = f"rounds[{part.start}:{part.stop}]"
-            key = (name, target.slot_index, target.normalization, shared, bucket)
-            timer = self._device.timer()
-            body = partial(run, part, RoundMarks(timer))
-            segments.append(Segment(name, key, body, timer, target.slot_index))
+            # Round 0 scores what the prefill left: it depends on no sizes of the histories.
+            read = shared if part.stop > 1 else None
+            dims = _rounds_dims(bucket, part, read)
+            rounds = _Rounds(shared, bucket, target, self.bind(dims), *views, kv_lens)
+            key = (name, target.slot_index, target.normalization, read, bucket.read_by(part))
+            marks = RoundMarks(self._device.timer())
+            body = partial(self._rounds, rounds, part, marks)
+            segments.append(
+                Segment(
+                    name, key, body, marks.timer, marks.points(part), kv_lens, target.slot_index
+                )
+            )
         return tuple(segments)
 
-    def _prefill(self, ops: BoundOps, bucket: PrefillBucket) -> None:
+    def _rounds(self, rounds: _Rounds, levels: range, marks: RoundMarks) -> None:
+        for level in levels:
+            if level > levels.start:
+                marks.between(level)
+            self._round(rounds, level, marks)
+
+    def _prefill(self, ops: BoundOps, bucket: PrefillBucket, lengths: HostLengths) -> None:
         inputs = self.histories.prefill_view(bucket)
         shared = self.histories.shared_view(bucket.shared)
         hidden_HM = self._model.context(
@@ -199,6 +207,8 @@ class ModelRunner:
                 last_row_H=inputs.last_row_H,
                 max_q=bucket.max_q,
                 max_kv=bucket.shared.max_kv,
+                q_starts=lengths.q_starts,
+                kv_lens=lengths.kv_lens,
             ),
             self.kv,
         )
@@ -259,6 +269,7 @@ class ModelRunner:
             slot_N=self.state.slots_2N[(level + 1) % 2][:num_rows],
             max_rows=bucket.max_rows[level - 1],
             max_kv=rounds.shared_bucket.max_kv,
+            kv_lens=rounds.kv_lens,
             round=level,
         )
         return self._model.step(rounds.ops, step, self.kv)
@@ -277,3 +288,13 @@ class ModelRunner:
         is_padding_N = search_N == bucket.num_searches
         slot_N = slot_N.masked_fill(is_padding_N, self.kv.unshared.dummy_slot)
         self.state.slots_2N[0, : bucket.rows[0]].copy_(slot_N)
+
+
+def _rounds_dims(bucket: RoundsBucket, part: range, shared: SharedBucket | None) -> dict[str, int]:
+    """The sizes that ops of those rounds are bound for; none of the histories where `shared` is None."""
+    own = slice(max(0, part.start - 1), part.stop)
+    num_rows = max(bucket.rows[own])
+    dims = {"T": num_rows, "N": num_rows, "max_rows": max(bucket.max_rows[own])}
+    if shared is not None:
+        dims |= {"H": shared.num_histories, "max_kv": shared.max_kv}
+    return dims

@@ -2,7 +2,8 @@
 
 The borders of a stage are points of a device timer: on the CPU the time of the call, on a GPU events of the stream, which
 are nodes of the captured graph where the stage lies inside one. So the host reads nothing and waits for nothing between
-the segments. Where the host issues work faster than the device does it, the stages of a batch follow each other without a
+the segments. Borders of segments are recorded outside of graphs; a device that cannot time inside of them (an Ascend NPU)
+does not know how long the selections in them take: those times are NaN. Where the host issues work faster than the device does it, the stages of a batch follow each other without a
 gap; where it does not, the device's waiting is part of no stage.
 """
 
@@ -12,30 +13,31 @@ from contextlib import contextmanager
 from xgr_runtime.hal.device import Device, Timer
 from xgr_runtime.xschedule.stage_times import StageTimes
 
-# Points of the prefill's timer, and of the rounds' timer before round l, before its selection, after its selection.
-PREFILL_START, PREFILL_END = 0, 1
+# Points of the prefill's timer (first, last), and how many of the rounds' timer belong to a round: before the round, before
+# its selection, after its selection.
+PREFILL_POINTS = (0, 1)
 POINTS_OF_ROUND = 3
 
 
 class RoundMarks:
-    """Records the points of the rounds in one segment."""
+    """Records the points inside one segment of rounds; its first and its last are recorded by who runs the segment."""
 
     def __init__(self, timer: Timer) -> None:
-        self._timer = timer
+        self.timer = timer
 
-    def start(self, level: int) -> None:
-        """Before the first round of the segment."""
-        self._timer.record(POINTS_OF_ROUND * level)
+    def points(self, levels: range) -> tuple[int, int]:
+        """The first and the last point of a segment of those rounds."""
+        return POINTS_OF_ROUND * levels.start, POINTS_OF_ROUND * levels.stop
+
+    def between(self, level: int) -> None:
+        """Before a round that is not the segment's first."""
+        self.timer.record(POINTS_OF_ROUND * level)
 
     def before_select(self, level: int) -> None:
-        self._timer.record(POINTS_OF_ROUND * level + 1)
+        self.timer.record(POINTS_OF_ROUND * level + 1)
 
     def after_select(self, level: int) -> None:
-        self._timer.record(POINTS_OF_ROUND * level + 2)
-
-    def end(self, level: int) -> None:
-        """After round `level`; it is also the start of the next one in the segment."""
-        self._timer.record(POINTS_OF_ROUND * (level + 1))
+        self.timer.record(POINTS_OF_ROUND * level + 2)
 
 
 class StageClock:
@@ -76,7 +78,7 @@ class StageClock:
             copies_s[is_to_host] += self._timer.seconds(2 * number, 2 * number + 1)
         return StageTimes(
             to_device_s=copies_s[False],
-            prefill_s=sum(timer.seconds(PREFILL_START, PREFILL_END) for timer in self._prefill),
+            prefill_s=sum(timer.seconds(*PREFILL_POINTS) for timer in self._prefill),
             rounds_s=tuple(_read(*group, 0, POINTS_OF_ROUND) for group in self._rounds),
             selects_s=tuple(_read(*group, 1, 2) for group in self._rounds),
             to_host_s=copies_s[True],

@@ -1,6 +1,7 @@
 """What an engine did since its start: counts, and how sizes and times were distributed. The caller serialises all calls."""
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -62,7 +63,8 @@ class BatchHistograms:
         for by_round, groups in ((self.round_s, times.rounds_s), (self.select_s, times.selects_s)):
             for group in groups:
                 for level, seconds in enumerate(group):
-                    by_round.setdefault(level, _stage_s()).add(seconds)
+                    if not math.isnan(seconds):
+                        by_round.setdefault(level, _stage_s()).add(seconds)
 
     def copy(self) -> "BatchHistograms":
         """As they are now."""

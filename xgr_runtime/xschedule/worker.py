@@ -14,7 +14,7 @@ from xgr_runtime.hal.device import Device
 from xgr_runtime.xbeam.rules import RuleCache
 from xgr_runtime.xbeam.state import BeamOutcome
 from xgr_runtime.xschedule.batch import Batch, BatchOutput, GroupOutput, SearchGroup
-from xgr_runtime.xschedule.buckets import prefill_bucket_of, rounds_bucket_of
+from xgr_runtime.xschedule.buckets import host_lengths_of, prefill_bucket_of, rounds_bucket_of
 from xgr_runtime.xschedule.catalogs import LoadedCatalog
 from xgr_runtime.xschedule.graph_runner import GraphRunner
 from xgr_runtime.xschedule.model_runner import ModelRunner, Target
@@ -53,16 +53,22 @@ class Worker:
             raise
 
     def _run(self, batch: Batch) -> BatchOutput:
-        runner, is_coarse = self._runner, self._device.is_capturing_supported
+        runner, is_coarse = self._runner, self.graphs.is_capturing
         clock = self._clock
         histories = batch.histories
-        prefill = prefill_bucket_of(histories, runner.capacities, is_coarse=is_coarse)
+        prefill = prefill_bucket_of(
+            histories,
+            runner.capacities,
+            is_coarse=is_coarse,
+            is_prefill_coarse=is_coarse and self._device.is_prefill_captured,
+        )
         buckets = [
             rounds_bucket_of(group, runner.capacities, is_coarse=is_coarse)
             for group in batch.groups
         ]
         targets = [self._target(group) for group in batch.groups]
-        plan = runner.plan(prefill, list(zip(buckets, targets, strict=True)))
+        lengths = host_lengths_of(histories, prefill.shared)
+        plan = runner.plan(prefill, list(zip(buckets, targets, strict=True)), lengths)
         runner.reserve(len(batch.groups))
         clock.start()
         with clock.copying(is_to_host=False), self._device.segment("inputs"):

@@ -6,6 +6,11 @@ and `max_kv` are static, the true lengths act through clamped gathers and masks.
 zeros before use, since an unused page may hold anything, NaN included. Query rows go in tiles, which bounds the
 scores held at once.
 
+The lengths come twice: as device tensors, and as the host's own numbers for kernels that take lengths from the host
+(fused attention on an Ascend NPU does). A captured graph keeps the host's numbers of its capture, unless its device
+updates them (`Graph.replay`: of each history's length alone); providers of any other device do not read them inside a
+captured segment.
+
 H histories, N packed beam rows, T packed tokens, Q query heads, G KV heads, D head dim, P pages, K keys.
 Query head q reads KV head q // (Q // G).
 """
@@ -76,6 +81,8 @@ def prefill_attention(
     scale: float,
     max_q: int,
     max_kv: int,
+    q_starts: tuple[int, ...],
+    kv_lens: tuple[int, ...],
 ) -> torch.Tensor:
     """Causal attention of packed new tokens over their histories' pages (cached prefix and the new tokens).
 
@@ -92,6 +99,8 @@ def prefill_attention(
         scale: factor of the scores.
         max_q: static upper bound of the new tokens of a history, at least 1.
         max_kv: static upper bound of kv_len, at least 1.
+        q_starts: [H + 1], q_start_H1 as the host knows it.
+        kv_lens: [H], kv_len_H as the host knows it.
 
     Returns:
         [T, Q, D], dtype of q, new memory. Rows of no history, and rows of a history with kv_len 0, are 0.
@@ -130,6 +139,7 @@ def shared_attention(
     scale: float,
     max_rows: int,
     max_kv: int,
+    kv_lens: tuple[int, ...],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of packed beam rows over their history's pages, not causal: every row sees all kv_len tokens.
 
@@ -143,6 +153,7 @@ def shared_attention(
         scale: factor of the scores.
         max_rows: static upper bound of the rows of a history, at least 1.
         max_kv: static upper bound of kv_len, at least 1.
+        kv_lens: [H], kv_len_H as the host knows it.
 
     Returns:
         (out [N, Q, D] in the dtype of q, lse [N, Q] fp32, natural logarithm of the sum of exp(scale * q.k)).

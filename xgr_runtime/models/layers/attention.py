@@ -46,10 +46,11 @@ class SelfAttention:
         q_TQD, k_TGD, v_TGD = self._project_in(ops, x_TM, cos_sin)
         k_pages, v_pages = kv.shared.k_pages(self.layer), kv.shared.v_pages(self.layer)
         ops.write_shared_kv(k_TGD, v_TGD, k_pages, v_pages, inputs.slot_T)
-        q_start_H1, max_q = inputs.q_start_H1, inputs.max_q
+        q_start_H1, max_q, q_starts = inputs.q_start_H1, inputs.max_q, inputs.q_starts
         if last_only:
             q_TQD, max_q = q_TQD.index_select(0, inputs.last_row_H), 1
-            q_start_H1 = torch.arange(q_TQD.shape[0] + 1, dtype=torch.int32, device=q_TQD.device)
+            q_starts = tuple(range(q_TQD.shape[0] + 1))
+            q_start_H1 = torch.arange(len(q_starts), dtype=torch.int32, device=q_TQD.device)
         out_TQD = ops.prefill_attention(
             q_TQD,
             k_pages,
@@ -60,6 +61,8 @@ class SelfAttention:
             self._scale,
             max_q,
             inputs.max_kv,
+            q_starts,
+            inputs.kv_lens,
         )
         return self._project_out(out_TQD)
 
@@ -80,6 +83,7 @@ class SelfAttention:
             self._scale,
             inputs.max_rows,
             inputs.max_kv,
+            inputs.kv_lens,
         )
         own = ops.unshared_attention(
             q_NQD, k_rows, v_rows, inputs.slot_N, inputs.round, self._scale
