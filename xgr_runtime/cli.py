@@ -21,6 +21,7 @@ from xgr_runtime.xbeam import catalog_cli
 EXIT_USAGE, EXIT_SYSTEM = 2, 5
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 EXIT_PIPE_CLOSED = 128 + signal.SIGPIPE
+AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 EXIT_CODES = (
     "Exit codes of every command: 0 done, 2 wrong usage, configuration or input, 5 the output could not be written or the system "
     "refused something else, 130 interrupted, 141 the reader of the output went away. Commands may add their own."
@@ -58,6 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code (see EXIT_CODES). Raises SystemExit for wrong usage and --help, as argparse does."""
+    _load_backends_when_asked()
     try:
         return _run(argv)
     except XgrError as error:
@@ -76,6 +78,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _complain("interrupted")
         return EXIT_INTERRUPTED
+
+
+def _load_backends_when_asked() -> None:
+    """`import torch` loads every installed backend and fails where one cannot be loaded, an NPU's without its libraries.
+
+    Whoever runs on the CPU needs none, and the NPU's is loaded when that device is asked for, which says what is missing.
+    """
+    if "torch" not in sys.modules:
+        os.environ.setdefault(AUTOLOAD, "0")
 
 
 def _run(argv: Sequence[str] | None) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from xgr_runtime.hal.ascend_errors import explain_npu_error, first_line
+from xgr_runtime.hal.ascend_errors import explain_npu_error, first_line, what_failed
 
 __all__ = ["ascend_versions", "explain_npu_error", "why_no_npu"]
 
@@ -52,9 +52,21 @@ def why_no_npu() -> str | None:
 def ascend_versions() -> dict[str, str]:
     """Versions of CANN and of the driver by what their files on this machine say; "" where there are none to read."""
     home = os.environ.get("ASCEND_HOME_PATH")
-    homes = [Path(home)] if home else [ASCEND_FOLDER / "cann", ASCEND_FOLDER / "ascend-toolkit/latest"]
-    files = ("ascend_*_install.info", "*/ascend_*_install.info", "runtime/version.info", "compiler/version.info")
-    found = (_version_in(path) for folder in homes for name in files for path in sorted(folder.glob(name)))
+    homes = (
+        [Path(home)] if home else [ASCEND_FOLDER / "cann", ASCEND_FOLDER / "ascend-toolkit/latest"]
+    )
+    files = (
+        "ascend_*_install.info",
+        "*/ascend_*_install.info",
+        "runtime/version.info",
+        "compiler/version.info",
+    )
+    found = (
+        _version_in(path)
+        for folder in homes
+        for name in files
+        for path in sorted(folder.glob(name))
+    )
     cann = next(filter(None, found), "")
     return {"CANN": cann, "Ascend driver": _version_in(ASCEND_FOLDER / "driver/version.info")}
 
@@ -148,9 +160,10 @@ def _opening_failed(error: Exception) -> str:
         return f"CANN lacks {missing[1]}: install the CANN that torch-npu {_npu_version()} was released with"
     if "nsupported soc version" in text:
         return f"{first_line(text)}: torch-npu {_npu_version()} does not know this SoC; install one that does"
-    explained = explain_npu_error(error)
-    what = first_line(str(explained) if explained else f"{type(error).__name__}: {first_line(text)}")
-    return f"an NPU is there and cannot be opened: {what}; see `npu-smi info`, and whether driver and CANN fit together"
+    return (
+        f"an NPU is there and cannot be opened: {what_failed(text)}; see `npu-smi info`, and whether driver, firmware and CANN "
+        "are of one release"
+    )
 
 
 def _nodes() -> str:
@@ -181,7 +194,9 @@ def _pip_line(torch_release: str) -> str:
 def _set_env() -> str:
     home = os.environ.get("ASCEND_HOME_PATH")
     folders = [Path(home), Path(home).parent] if home else []
-    found = [folder / "set_env.sh" for folder in folders] + [ASCEND_FOLDER / name for name in SET_ENV_FILES]
+    found = [folder / "set_env.sh" for folder in folders] + [
+        ASCEND_FOLDER / name for name in SET_ENV_FILES
+    ]
     return str(next((path for path in found if path.is_file()), ASCEND_FOLDER / SET_ENV_FILES[1]))
 
 
