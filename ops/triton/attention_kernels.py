@@ -1,0 +1,137 @@
+"""Kernels of the unshared attention stage and of the merge.
+
+unshared: one item is a beam row and a tile of KV heads. Its queries stay on the chip, the slot's keys and values come
+token by token, each token's heads as one contiguous run straight from the slot: nothing is gathered into a second
+buffer. Traffic: queries and the slot's rows once, out and lse once. There are few tokens (levels - 1), hence a running
+maximum over tokens and no matrix product: with one query row per head the cube unit or tensor core would idle.
+
+merge: one item is a tile of (row, head) pairs. An empty side is selected away, not weighted by zero, so that the other
+passes bit for bit (-0.0 included) whatever exp and log round to.
+
+Letters: G KV heads, X query heads of a KV head, D head dim; *_PAD is the next power of two.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def unshared_attention_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    slot_ptr,
+    out_ptr,
+    lse_ptr,
+    num_items,
+    scale,
+    q_row_stride,
+    k_slot_stride,
+    v_slot_stride,
+    k_token_stride,
+    v_token_stride,
+    NUM_TOKENS: tl.constexpr,
+    NUM_TILES: tl.constexpr,
+    G: tl.constexpr,
+    X: tl.constexpr,
+    D: tl.constexpr,
+    TILE_HEADS: tl.constexpr,
+    X_PAD: tl.constexpr,
+    D_PAD: tl.constexpr,
+):
+    """out[n], lse[n] of the first NUM_TOKENS tokens of slot[n]; items are (row n, tile of TILE_HEADS KV heads)."""
+    x_X = tl.arange(0, X_PAD)
+    d_D = tl.arange(0, D_PAD)
+    for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
+        row = tl.cast(item // NUM_TILES, tl.int64)
+        g_H = (item % NUM_TILES) * TILE_HEADS + tl.arange(0, TILE_HEADS)
+        is_head_HX = (g_H[:, None] < G) & (x_X[None, :] < X)
+        is_q_HXD = is_head_HX[:, :, None] & (d_D[None, None, :] < D)
+        is_kv_HD = (g_H[:, None] < G) & (d_D[None, :] < D)
+        head_HX = g_H[:, None] * X + x_X[None, :]
+        q_offset_HXD = head_HX[:, :, None] * D + d_D[None, None, :]
+        kv_offset_HD = g_H[:, None] * D + d_D[None, :]
+
+        q_HXD = tl.load(q_ptr + row * q_row_stride + q_offset_HXD, mask=is_q_HXD, other=0.0)
+        q_HXD = q_HXD.to(tl.float32) * scale
+        slot = tl.load(slot_ptr + row).to(tl.int64)
+        k_slot_ptr = k_ptr + slot * k_slot_stride
+        v_slot_ptr = v_ptr + slot * v_slot_stride
+
+        largest_HX = tl.full((TILE_HEADS, X_PAD), float("-inf"), tl.float32)
+        total_HX = tl.zeros((TILE_HEADS, X_PAD), tl.float32)
+        sum_HXD = tl.zeros((TILE_HEADS, X_PAD, D_PAD), tl.float32)
+        for token in range(NUM_TOKENS):
+            k_HD = tl.load(
+                k_slot_ptr + token * k_token_stride + kv_offset_HD, mask=is_kv_HD, other=0.0
+            )
+            v_HD = tl.load(
+                v_slot_ptr + token * v_token_stride + kv_offset_HD, mask=is_kv_HD, other=0.0
+            )
+            score_HX = tl.sum(q_HXD * k_HD.to(tl.float32)[:, None, :], axis=2)
+            new_largest_HX = tl.maximum(largest_HX, score_HX)
+            # a row of -inf scores keeps out 0 and lse -inf; -inf - -inf would be NaN
+            finite_HX = tl.where(new_largest_HX == float("-inf"), 0.0, new_largest_HX)
+            decay_HX = tl.exp(largest_HX - finite_HX)
+            weight_HX = tl.exp(score_HX - finite_HX)
+            total_HX = total_HX * decay_HX + weight_HX
+            sum_HXD = sum_HXD * decay_HX[:, :, None]
+            sum_HXD += weight_HX[:, :, None] * v_HD.to(tl.float32)[:, None, :]
+            largest_HX = new_largest_HX
+
+        divisor_HX = tl.where(total_HX == 0.0, 1.0, total_HX)
+        out_HXD = (sum_HXD / divisor_HX[:, :, None]).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + row * (G * X * D) + q_offset_HXD, out_HXD, mask=is_q_HXD)
+        lse_HX = largest_HX + tl.log(total_HX)
+        tl.store(lse_ptr + row * (G * X) + head_HX, lse_HX, mask=is_head_HX)
+
+
+@triton.jit
+def merge_attention_states_kernel(
+    out_a_ptr,
+    lse_a_ptr,
+    out_b_ptr,
+    lse_b_ptr,
+    out_ptr,
+    lse_ptr,
+    num_pairs,
+    num_items,
+    D: tl.constexpr,
+    TILE_PAIRS: tl.constexpr,
+    D_PAD: tl.constexpr,
+):
+    """Merge TILE_PAIRS contiguous (row, head) pairs an item; all tensors are contiguous."""
+    d_D = tl.arange(0, D_PAD)
+    for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
+        first = tl.cast(item, tl.int64) * TILE_PAIRS
+        pair_P = tl.arange(0, TILE_PAIRS)
+        is_pair_P = pair_P < num_pairs - item * TILE_PAIRS
+        is_used_PD = is_pair_P[:, None] & (d_D[None, :] < D)
+        offset_PD = pair_P[:, None] * D + d_D[None, :]
+        lse_a_P = tl.load(lse_a_ptr + first + pair_P, mask=is_pair_P, other=0.0)
+        lse_b_P = tl.load(lse_b_ptr + first + pair_P, mask=is_pair_P, other=0.0)
+        a_PD = tl.load(out_a_ptr + first * D + offset_PD, mask=is_used_PD, other=0.0)
+        b_PD = tl.load(out_b_ptr + first * D + offset_PD, mask=is_used_PD, other=0.0)
+        a_PD = a_PD.to(tl.float32)
+        b_PD = b_PD.to(tl.float32)
+
+        is_a_empty_P = lse_a_P == float("-inf")
+        is_b_empty_P = lse_b_P == float("-inf")
+        largest_P = tl.maximum(lse_a_P, lse_b_P)
+        finite_P = tl.where(largest_P == float("-inf"), 0.0, largest_P)
+        weight_a_P = tl.exp(lse_a_P - finite_P)
+        weight_b_P = tl.exp(lse_b_P - finite_P)
+        total_P = weight_a_P + weight_b_P
+        share_P = tl.where(total_P == 0.0, 1.0, total_P)
+        mixed_PD = a_PD * (weight_a_P / share_P)[:, None] + b_PD * (weight_b_P / share_P)[:, None]
+        only_a_PD = tl.where(is_a_empty_P[:, None], 0.0, a_PD)
+        merged_PD = tl.where(is_a_empty_P[:, None], b_PD, mixed_PD)
+        merged_PD = tl.where(is_b_empty_P[:, None], only_a_PD, merged_PD)
+        merged_lse_P = tl.where(is_a_empty_P, lse_b_P, finite_P + tl.log(share_P))
+        merged_lse_P = tl.where(is_b_empty_P, lse_a_P, merged_lse_P)
+        tl.store(
+            out_ptr + first * D + offset_PD,
+            merged_PD.to(out_ptr.dtype.element_ty),
+            mask=is_used_PD,
+        )
+        tl.store(lse_ptr + first + pair_P, merged_lse_P, mask=is_pair_P)
