@@ -7,11 +7,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -q -c $(VENV)/constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test check protos dist bench clean
+.PHONY: help demo test ascend-ladder check protos dist bench clean
 
 help:
 	@echo "make demo    set up, serve the demo model, recommend for real users, print metrics"
 	@echo "make test    set up, run all checks and tests"
+	@echo "make ascend-ladder  set up, show what can be shown of the Ascend backend without an NPU"
 	@echo "make check   ruff, format and mypy only"
 	@echo "make bench   the CPU benchmarks of the catalogue and of the selection"
 	@echo "make protos  generate the gRPC stubs anew"
@@ -41,6 +42,10 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -q
 
+# Further environments lie in .ladder; they are made anew when what they hold changes.
+ascend-ladder: $(VENV)/.installed
+	$(BIN)/python tools/ascend_ladder.py
+
 check: $(VENV)/.installed
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
@@ -55,4 +60,4 @@ dist: $(VENV)/.installed
 	$(BIN)/python tools/build_dist.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .demo demo-report.json
+	rm -rf $(VENV) build dist *.egg-info .demo demo-report.json .ladder ascend-ladder.json
