@@ -16,9 +16,9 @@ import torch
 from tests.helpers.product import ReferenceCpu
 from xgr_runtime import doctor
 from xgr_runtime.cli import main
-from xgr_runtime.doctor import NOT_INSTALLED, PACKAGES
+from xgr_runtime.doctor import NOT_FOUND, NOT_INSTALLED, PACKAGES
 from xgr_runtime.errors import DeviceError
-from xgr_runtime.hal.discovery import DEVICE_KINDS, OpenedDevice, open_device
+from xgr_runtime.hal.discovery import DEVICE_KINDS, DeviceKind, open_device
 from xgr_runtime.hal.registry import REFERENCE, Impl, OpSpec, all_ops
 
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ def test_the_command_prints_the_same_as_a_table_and_as_json() -> None:
     assert lines[0] == f"python {report['python']} on {report['platform']}"
     for name, version in report["packages"].items():
         assert (name, *version.split()) in words
+    for name, version in report["libraries"].items():
+        assert (*name.split(), *version.split()) in words
     for device in report["devices"]:
         said = f"{device['name']} {device['capability']}" if device["is_usable"] else "not usable:"
         (line,) = (line for line in lines if line.split()[0] == device["kind"])
@@ -82,7 +84,7 @@ def test_the_command_prints_the_same_as_a_table_and_as_json() -> None:
         assert device["reason"] in line
     for row in report["ops"]:
         assert (row["op"], row["device"], row["dtype"], row["provider"] or "NONE") in words
-    num_rows = 3 + len(report["packages"]) + len(report["devices"]) + len(report["ops"])
+    num_rows = 3 + sum(len(report[part]) for part in ("packages", "libraries", "devices", "ops"))
     assert len(lines) == num_rows + sum(len(row["refusals"]) for row in report["ops"])
 
 
@@ -109,7 +111,7 @@ def test_devices(capsys: pytest.CaptureFixture[str]) -> None:
         if device["is_usable"]:
             assert (device["name"], device["reason"]) == (usable[device["kind"]].name, "")
         else:
-            assert f"device '{device['kind']}' was asked for but is not usable" in device["reason"]
+            assert device["reason"] == DEVICE_KINDS[device["kind"]].why_absent()
     assert {row["device"] for row in report["ops"]} == set(usable)
     assert "cpu" in usable
 
@@ -159,9 +161,9 @@ def test_an_accelerator_without_providers(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No op is bound and each says how to accept the reference; with --allow-reference all are."""
-    devices = {"reference": ReferenceCpu}
-    monkeypatch.setattr(doctor, "DEVICE_CHOICES", ("auto", *devices))
-    monkeypatch.setattr(doctor, "open_device", lambda kind: OpenedDevice(devices[kind]()))
+    monkeypatch.setattr(
+        doctor, "DEVICE_KINDS", {"reference": DeviceKind(lambda: None, ReferenceCpu)}
+    )
     rows = rows_of(doctor_json(capsys), "reference")
     assert set(rows) == set(all_ops())
     for name, row in rows.items():
@@ -176,3 +178,36 @@ def test_an_accelerator_without_providers(
     assert capsys.readouterr().out.count(" NONE\n") == len(rows)
     allowed = rows_of(doctor_json(capsys, "--allow-reference"), "reference")
     assert {row["provider"] for row in allowed.values()} == {REFERENCE}
+
+
+def test_a_device_that_is_named_must_be_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report is printed whole; then one line and exit code 2, as for `xgr serve --device`."""
+    absent = DeviceKind(lambda: "the card is at the cleaner's", ReferenceCpu)
+    monkeypatch.setattr(doctor, "DEVICE_KINDS", {**DEVICE_KINDS, "npu": absent})
+    assert main(["doctor", "--device", "npu"]) == 2
+    out, err = capsys.readouterr()
+    assert "  npu    not usable: the card is at the cleaner's\n" in out
+    assert (
+        err == "xgr: DeviceError: device 'npu' is not usable here: the card is at the cleaner's\n"
+    )
+    assert main(["doctor"]) == 0
+
+
+def test_one_device_in_one_dtype(capsys: pytest.CaptureFixture[str]) -> None:
+    report = doctor_json(capsys, "--device", "cpu", "--dtype", "bfloat16")
+    assert [device["kind"] for device in report["devices"]] == ["cpu"]
+    assert {(row["device"], row["dtype"]) for row in report["ops"]} == {("cpu", "bfloat16")}
+
+
+def test_versions_of_the_vendors_libraries(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As CANN's installer leaves them; the folder is what its set_env.sh exports."""
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
+    assert doctor_json(capsys, "--device", "cpu")["libraries"]["CANN"] == NOT_FOUND
+    info = tmp_path / "aarch64-linux" / "ascend_toolkit_install.info"
+    info.parent.mkdir()
+    info.write_text("package_name=Ascend-cann-toolkit\nversion=9.1.0\ninnerversion=V100R001\n")
+    assert doctor_json(capsys, "--device", "cpu")["libraries"]["CANN"] == "9.1.0"

@@ -22,6 +22,7 @@ EXIT_USAGE, EXIT_SYSTEM = 2, 5
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 EXIT_PIPE_CLOSED = 128 + signal.SIGPIPE
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+BROKEN_BACKEND = "Failed to load the backend extension"  # what `import torch` says then
 EXIT_CODES = (
     "Exit codes of every command: 0 done, 2 wrong usage, configuration or input, 5 the output could not be written or the system "
     "refused something else, 130 interrupted, 141 the reader of the output went away. Commands may add their own."
@@ -75,6 +76,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_output()
         _complain(str(error))
         return EXIT_SYSTEM
+    except RuntimeError as error:
+        if BROKEN_BACKEND not in str(error):
+            raise
+        _complain(f"DeviceError: {error} Left unset, xgr loads it where its device is asked for.")
+        return EXIT_USAGE
     except KeyboardInterrupt:
         _complain("interrupted")
         return EXIT_INTERRUPTED

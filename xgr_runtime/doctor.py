@@ -7,11 +7,16 @@ from dataclasses import asdict, dataclass
 import torch
 
 from xgr_runtime.errors import DeviceError
-from xgr_runtime.hal.discovery import DEVICE_CHOICES, open_device
+from xgr_runtime.hal.ascend_probe import ascend_versions
+from xgr_runtime.hal.discovery import DEVICE_KINDS
 from xgr_runtime.hal.registry import OpSpec, all_ops, explain
 
-PACKAGES = ("torch", "torch-npu", "triton", "numpy", "grpcio", "protobuf", "safetensors")
+PACKAGES = (
+    *("torch", "torch-npu", "triton", "triton-ascend"),
+    *("numpy", "grpcio", "protobuf", "safetensors"),
+)
 NOT_INSTALLED = "not installed"
+NOT_FOUND = "not found"
 
 
 @dataclass(frozen=True)
@@ -39,11 +44,12 @@ class OpReport:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything `xgr doctor` prints."""
+    """Everything `xgr doctor` prints. packages: of pip; libraries: what a vendor installs beside it."""
 
     python: str
     platform: str
     packages: dict[str, str]
+    libraries: dict[str, str]
     devices: tuple[DeviceReport, ...]
     ops: tuple[OpReport, ...]
 
@@ -52,27 +58,34 @@ class Report:
         return asdict(self)
 
 
-def examine(*, allow_reference: bool, dtype: torch.dtype = torch.float32) -> Report:
-    """Look at this machine. Ops are reported for each usable device; the CPU is always one."""
-    devices = tuple(_examine_device(kind) for kind in DEVICE_CHOICES if kind != "auto")
+def examine(
+    *, allow_reference: bool, device: str | None = None, dtype: torch.dtype = torch.float32
+) -> Report:
+    """Look at this machine. Ops are reported for each usable device; the CPU is always one. device: look at that kind only."""
+    kinds = tuple(DEVICE_KINDS) if device is None else (device,)
+    devices = tuple(_examine_device(kind) for kind in kinds)
     ops = tuple(
         report
-        for device in devices
-        if device.is_usable
-        for report in _examine_ops(device, dtype, allow_reference=allow_reference)
+        for found in devices
+        if found.is_usable
+        for report in _examine_ops(found, dtype, allow_reference=allow_reference)
     )
     return Report(
         python=platform.python_version(),
         platform=platform.platform(),
         packages={name: _version(name) for name in PACKAGES},
+        libraries={name: version or NOT_FOUND for name, version in ascend_versions().items()},
         devices=devices,
         ops=ops,
     )
 
 
 def _examine_device(kind: str) -> DeviceReport:
+    reason = DEVICE_KINDS[kind].why_absent()
+    if reason is not None:
+        return DeviceReport(kind, False, "", "", 0, reason)
     try:
-        device = open_device(kind).device
+        device = DEVICE_KINDS[kind].open()
     except DeviceError as error:
         return DeviceReport(kind, False, "", "", 0, str(error))
     return DeviceReport(kind, True, device.name, device.capability, device.memory().total_bytes, "")
