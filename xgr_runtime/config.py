@@ -160,6 +160,7 @@ class RuntimeConfig:
 
     device: Literal["auto", "npu", "cuda", "cpu"] = "auto"
     cpu_threads: int = 0
+    graphs: bool = True
     model: ModelConfig = field(default_factory=ModelConfig)
     template: TemplateConfig = field(default_factory=TemplateConfig)
     catalogs: Mapping[str, str] = field(default_factory=dict)

@@ -12,7 +12,7 @@ those methods are replaced while a segment is open, and raise only on the thread
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -342,6 +342,9 @@ class StrictDevice:
         graph = StrictGraph(self, name, fn)
         self.graphs.append(graph)
         return graph
+
+    def sharing(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def memory(self) -> MemoryInfo:
         return MemoryInfo(used_bytes=0, peak_bytes=0, total_bytes=0)

@@ -35,7 +35,7 @@ LOWER = (
     "lower cache.num_pages or cache.prefix_cache_bytes, scheduler.max_batch_tokens, scheduler.max_batch_rows or "
     "cache.catalog_slots"
 )
-NO_GRAPHS = "run without captured graphs (`--set graphs=off`)"
+NO_GRAPHS = "run without captured graphs (`--set graphs=false`)"
 REPORT = "`xgr conformance --device npu --json report.json` shows which ops run here"
 
 _MARKS = (

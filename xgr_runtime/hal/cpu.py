@@ -5,7 +5,7 @@ import platform
 import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -75,6 +75,9 @@ class CpuDevice:
 
     def capture(self, name: str, fn: Callable[[], None]) -> Graph:
         return _EagerGraph(fn)
+
+    def sharing(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def memory(self) -> MemoryInfo:
         peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

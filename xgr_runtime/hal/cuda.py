@@ -11,7 +11,7 @@ recorded into the graph's stream or break it, so captures exclude both.
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -145,6 +145,9 @@ class CudaDevice:
     def _follow_default_stream(self) -> None:
         """Order what comes on the side stream behind what the default stream has been given."""
         self._stream.wait_stream(torch.cuda.default_stream(self.torch_device))
+
+    def sharing(self) -> AbstractContextManager[None]:
+        return nullcontext()  # a capture here minds its own thread alone
 
     def memory(self) -> MemoryInfo:
         total = torch.cuda.get_device_properties(self.torch_device).total_memory

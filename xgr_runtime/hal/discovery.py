@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from xgr_runtime.errors import DeviceError
+from xgr_runtime.hal.ascend import AscendDevice
+from xgr_runtime.hal.ascend_probe import why_no_npu
 from xgr_runtime.hal.cpu import CpuDevice
 from xgr_runtime.hal.cuda import CudaDevice, why_no_cuda
 from xgr_runtime.hal.device import Device
@@ -28,17 +30,8 @@ class DeviceKind:
     open: Callable[[], Device]
 
 
-def why_no_npu() -> str | None:
-    """Why no Ascend NPU can be opened."""
-    return "this version has no Ascend device yet"
-
-
-def _open_npu() -> Device:
-    raise DeviceError(str(why_no_npu()))
-
-
 DEVICE_KINDS: dict[str, DeviceKind] = {
-    "npu": DeviceKind(lambda: why_no_npu(), _open_npu),
+    "npu": DeviceKind(lambda: why_no_npu(), AscendDevice),
     "cuda": DeviceKind(lambda: why_no_cuda(), CudaDevice),
     "cpu": DeviceKind(lambda: None, CpuDevice),
 }

@@ -7,6 +7,17 @@ from importlib import import_module
 PROVIDER_MODULES: dict[str, tuple[str, ...]] = {
     "cpu": ("xgr_ops.cpu.beam", "xgr_ops.cpu.attention", "xgr_ops.cpu.cache"),
     "cuda": (),
+    "npu": (
+        "xgr_ops.ascend.norm",
+        "xgr_ops.ascend.rope",
+        "xgr_ops.ascend.activation",
+        "xgr_ops.ascend.cache",
+        "xgr_ops.ascend.attention",
+        "xgr_ops.ascend.attention_fp32",
+        "xgr_ops.ascend.head",
+        "xgr_ops.ascend.beam",
+        "xgr_ops.ascend.triton_kernels",  # last: experimental, bound only where the others refuse
+    ),
 }
 
 

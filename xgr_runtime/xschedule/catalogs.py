@@ -117,7 +117,8 @@ class CatalogStore:
                 f"{path} has {catalog.num_levels} levels; this engine was started for at most {max_levels}; "
                 "raise cache.max_levels and restart"
             )
-        head = self._head.for_catalog(catalog.token_of)
+        with self._device.sharing():
+            head = self._head.for_catalog(catalog.token_of)
         named = self._begin_load(name, catalog)
         room = _Room()
         try:
@@ -281,7 +282,8 @@ class CatalogStore:
     def _new_slot(self, catalog: Catalog) -> _IndexedSlot:
         num_rule_rows = max(self._config.rule_rows, self._num_batch_searches + 1)
         plan = plan_slot(catalog, self._config)
-        slot = CatalogSlot(plan, self._device, num_rule_rows, self._num_batch_searches)
+        with self._device.sharing():
+            slot = CatalogSlot(plan, self._device, num_rule_rows, self._num_batch_searches)
         with self._lock:
             index = self._next_slot_index
             self._next_slot_index += 1

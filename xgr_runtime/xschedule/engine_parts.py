@@ -57,7 +57,8 @@ def build_parts(
         page_size,
         allow_reference=config.ops.allow_reference,
     )
-    rule_cache, graphs = RuleCache(cache.rule_cache_bytes), GraphRunner(device)
+    rule_cache = RuleCache(cache.rule_cache_bytes)
+    graphs = GraphRunner(device, is_allowed=config.graphs)
     catalogs = CatalogStore(
         cache, device, model.head, rule_cache, capacities.num_searches, graphs.drop_slot
     )

@@ -92,7 +92,7 @@ class GraphRunner:
 
     def drop_slot(self, slot_index: int) -> None:
         """Forget the graphs that read a catalogue slot which no longer exists."""
-        with self._lock:
+        with self._device.sharing(), self._lock:
             for key in [k for k, found in self._graphs.items() if found.slot_index == slot_index]:
                 del self._graphs[key]
 

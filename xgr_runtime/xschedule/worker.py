@@ -41,7 +41,7 @@ class Worker:
         """Run `batch` to its end. The outcome's arrays are copies.
 
         Where it raises, the device has finished what was issued: until then that reads the pinned inputs, which the next
-        batch writes anew. Raises DeviceLost where it cannot even do that.
+        batch writes anew. Raises DeviceLost where it cannot even do that, and what the device can explain as the error it is.
         """
         try:
             return self._run(batch)
@@ -50,7 +50,10 @@ class Worker:
                 self._device.synchronize()
             except RuntimeError as lost:  # what torch raises for every failed device
                 raise DeviceLost(f"{self._device.name} failed for good: {lost}") from error
-            raise
+            explained = self._device.explain(error)
+            if explained is None:
+                raise
+            raise explained from error
 
     def _run(self, batch: Batch) -> BatchOutput:
         runner, is_coarse = self._runner, self.graphs.is_capturing

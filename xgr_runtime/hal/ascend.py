@@ -1,0 +1,213 @@
+"""An Ascend NPU as a device, through torch_npu's `torch.npu`. Not run on hardware; see ops/ascend/README.md.
+
+Written for torch_npu 2.13 and the rules of its graphs (aclgraph): static addresses and shapes, a private memory pool, a side
+stream, nothing read by the host while one is captured. What differs from a GPU:
+
+- Fused attention takes the lengths of histories from the host, and a graph keeps those of its capture. torch_npu can tell a graph
+  new ones before a replay (`NPUGraph.update`); such a graph waits for an event that the update records, so each replay has its
+  update, and an update waits for the replay before it. The lengths of new tokens decide shapes as well: a prefill runs eagerly.
+- Every round is a graph of its own, since the number of a beam's own tokens is fixed in it. Graphs use up streams of the device,
+  of which there are few: hence far fewer graphs than on a GPU.
+- Events inside a graph take no time, so the timer leaves them out.
+- A synchronous copy or a wait in any other thread can break a capture: all of them and captures exclude each other.
+
+Like on a GPU, memory is allocated and filled on the default stream, which the side stream follows (see `hal.cuda`).
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+
+from xgr_runtime.errors import DeviceError, XgrError
+from xgr_runtime.hal.ascend_errors import explain_npu_error
+from xgr_runtime.hal.device import Graph, MemoryInfo, Timer
+
+_POLL_S = 1e-4
+
+
+def npu() -> Any:
+    """`torch.npu`, which exists once torch_npu is loaded; without type information."""
+    return torch.npu  # type: ignore[attr-defined]
+
+
+def lengths_from_host(kv_lens: Sequence[int]) -> list[int]:
+    """Histories' lengths as fused attention is given them, at capture and at replay alike.
+
+    A history without tokens is given one, of whatever its first page holds: what the kernel does with none is not documented.
+    The caller leaves such rows out of its result.
+    """
+    return [max(1, length) for length in kv_lens]
+
+
+class _AscendEvent:
+    """Waited for by the thread that runs batches without more ado, as it cannot be capturing; by others between captures."""
+
+    def __init__(self, device: "AscendDevice", event: Any) -> None:
+        self._device, self._event = device, event
+
+    def is_done(self) -> bool:
+        with self._device.sharing():
+            return bool(self._event.query())
+
+    def wait(self) -> None:
+        if self._device.is_running_thread():
+            self._event.synchronize()
+            return
+        while not self.is_done():
+            time.sleep(_POLL_S)
+
+
+class _AscendTimer:
+    """One timing event per point, made when the point is first recorded. What is recorded during a capture is left out."""
+
+    def __init__(self, device: "AscendDevice", stream: Any) -> None:
+        self._device, self._stream = device, stream
+        self._events: dict[int, Any] = {}
+
+    def record(self, point: int) -> None:
+        if self._device.is_capturing:
+            return
+        if point not in self._events:
+            self._events[point] = npu().Event(enable_timing=True)
+        self._events[point].record(self._stream)
+
+    def seconds(self, start: int, end: int) -> float:
+        if start not in self._events or end not in self._events:
+            return math.nan
+        return float(self._events[start].elapsed_time(self._events[end])) / 1e3
+
+
+class _AscendGraph:
+    """A captured segment and the end of its last replay, which an update must not overtake."""
+
+    def __init__(self, graph: Any, stream: Any) -> None:
+        self._graph, self._stream = graph, stream
+        self._last_end: Any = None
+
+    def replay(self, kv_lens: Sequence[int] = ()) -> None:
+        if self._last_end is not None:
+            self._last_end.synchronize()
+        self._graph.update(cpu_update_input=[{"actual_seq_lengths_kv": lengths_from_host(kv_lens)}])
+        self._graph.replay()
+        self._last_end = npu().Event()
+        self._last_end.record(self._stream)
+
+
+class AscendDevice:
+    """The process's current NPU."""
+
+    kind = "npu"
+    is_capturing_supported = True
+    is_graph_per_round = True
+    is_prefill_captured = False
+    max_graphs = 96
+
+    def __init__(self) -> None:
+        try:
+            index = npu().current_device()
+            self.name = str(npu().get_device_name(index))
+            self._stream = npu().Stream()
+            self._default_stream = npu().default_stream()
+        except RuntimeError as error:
+            raise explain_npu_error(error) or DeviceError(
+                f"the NPU cannot be opened: {str(error).splitlines()[0]}"
+            ) from error
+        self.torch_device = torch.device("npu", index)
+        self.capability = self.name
+        self.is_capturing = False
+        self._lock = threading.RLock()
+        self._running_thread: int | None = None
+        self._open = threading.local()  # whether this thread is inside a segment
+        self._pool: Any = None  # torch_npu gives an opaque handle
+
+    def is_running_thread(self) -> bool:
+        """Whether the caller is the thread that runs segments."""
+        return self._running_thread == threading.get_ident()
+
+    def pinned_empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        with self._lock:
+            return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        with self._lock:
+            if not getattr(self._open, "is_inside", False):
+                self._follow_default_stream()
+            with npu().stream(self._stream):
+                target.copy_(source, non_blocking=True)
+
+    def record_event(self) -> _AscendEvent:
+        event = npu().Event()
+        with self._lock:
+            event.record(self._stream)
+        return _AscendEvent(self, event)
+
+    def timer(self) -> Timer:
+        return _AscendTimer(self, self._stream)
+
+    @contextmanager
+    def segment(self, name: str) -> Iterator[None]:
+        self._running_thread = threading.get_ident()
+        with npu().device(self.torch_device):
+            with self._lock:
+                self._follow_default_stream()
+            self._open.is_inside = True
+            try:
+                with npu().stream(self._stream):
+                    yield
+            finally:
+                self._open.is_inside = False
+
+    def capture(self, name: str, fn: Callable[[], None]) -> Graph:
+        """Runs `fn` once before: kernels are built and workspaces sized then, which a capture may not do."""
+        self._running_thread = threading.get_ident()
+        graph = npu().NPUGraph()
+        with self._lock, npu().device(self.torch_device):
+            self._default_stream.synchronize()
+            self.is_capturing = True
+            try:
+                with npu().stream(self._stream):
+                    fn()
+                self._stream.synchronize()
+                with npu().graph(
+                    graph,
+                    pool=self._pool,
+                    stream=self._stream,
+                    auto_dispatch_capture=True,
+                    capture_error_mode="thread_local",
+                ):
+                    fn()
+            finally:
+                self.is_capturing = False
+        self._pool = self._pool or graph.pool()
+        return _AscendGraph(graph, self._stream)
+
+    def sharing(self) -> AbstractContextManager[None]:
+        return self._sharing()
+
+    @contextmanager
+    def _sharing(self) -> Iterator[None]:
+        with self._lock:
+            yield
+
+    def _follow_default_stream(self) -> None:
+        """Order what comes on the side stream behind what the default stream has been given."""
+        self._stream.wait_stream(self._default_stream)
+
+    def memory(self) -> MemoryInfo:
+        index = self.torch_device.index
+        return MemoryInfo(
+            used_bytes=int(npu().memory_allocated(index)),
+            peak_bytes=int(npu().max_memory_reserved(index)),
+            total_bytes=int(npu().get_device_properties(index).total_memory),
+        )
+
+    def synchronize(self) -> None:
+        self._stream.synchronize()
+
+    def explain(self, error: BaseException) -> XgrError | None:
+        return explain_npu_error(error)
