@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xgr_runtime.xschedule.batch import PackedHistories, RuleRow, SearchGroup, pack_histories
-from xgr_runtime.xschedule.buckets import prefill_bucket_of, round_up, rounds_bucket_of
+from xgr_runtime.xschedule.buckets import (
+    RoundsBucket,
+    host_lengths_of,
+    prefill_bucket_of,
+    round_up,
+    rounds_bucket_of,
+)
 from xgr_runtime.xschedule.capacities import Capacities
 
 CAPACITIES = Capacities(
@@ -99,3 +105,38 @@ def test_equal_shapes_share_a_bucket_and_one_large_search_pads_no_other() -> Non
     many: list[tuple[int, ...]] = [*[(10, 10)] * 5, (200, 200)]
     bucket = rounds_bucket_of(make_group([*range(6)], many), CAPACITIES, is_coarse=True)
     assert bucket.rows == (256, 256)
+
+
+@given(lengths=st.lists(st.integers(1, 60), min_size=1, max_size=6))
+def test_the_host_knows_the_lengths_that_the_device_is_given(lengths: list[int]) -> None:
+    histories = make_histories(lengths)
+    bucket = prefill_bucket_of(histories, CAPACITIES, is_coarse=True)
+    known = host_lengths_of(histories, bucket.shared)
+    num_padding = bucket.shared.num_histories - len(lengths)
+    assert known.kv_lens == (*lengths, *[0] * num_padding)
+    assert known.q_starts[: len(lengths) + 1] == tuple(histories.q_start_H1.tolist())
+    assert set(known.q_starts[len(lengths) :]) == {sum(lengths)}
+    assert len(known.q_starts) == bucket.shared.num_histories + 1
+
+
+def test_rounds_depend_on_their_own_rows_and_on_those_before() -> None:
+    one = RoundsBucket(2, rows=(8, 16, 24), max_rows=(8, 8, 16))
+    other_last = RoundsBucket(2, rows=(8, 16, 40), max_rows=(8, 8, 16))
+    other_first = RoundsBucket(2, rows=(16, 16, 24), max_rows=(8, 8, 16))
+    for level, is_equal in enumerate((True, True, False)):
+        part = range(level, level + 1)
+        assert (one.read_by(part) == other_last.read_by(part)) == is_equal
+    for level, is_equal in enumerate((False, False, True)):
+        part = range(level, level + 1)
+        assert (one.read_by(part) == other_first.read_by(part)) == is_equal
+    assert one.read_by(range(3)) != other_last.read_by(range(3))
+    assert one.read_by(range(1)) != RoundsBucket(2, (8, 16), (8, 8)).read_by(range(1))
+
+
+def test_an_eager_prefill_pads_only_a_little() -> None:
+    histories = make_histories([70, 75])
+    eager = prefill_bucket_of(histories, CAPACITIES, is_coarse=True, is_prefill_coarse=False)
+    captured = prefill_bucket_of(histories, CAPACITIES, is_coarse=True)
+    assert eager.num_tokens == 152
+    assert captured.num_tokens == 160
+    assert eager.shared == captured.shared

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 import torch
 
-from tests.helpers.strict_device import StrictDevice
+from tests.helpers import strict_device
+from tests.helpers.strict_device import StrictDevice, StrictGraph
 from xgr_runtime.hal.cpu import CpuDevice, CpuTimer
 from xgr_runtime.xschedule.graph_runner import GraphRunner, Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
 class Work:
@@ -90,3 +93,45 @@ def test_stale_graphs_are_dropped_while_others_run() -> None:
     runner.drop_slot(0)
     runner.run(work.plan(0, 3))
     assert runner.num_captures == num_captures + 4
+
+
+class Told(StrictGraph):
+    """Remembers what its replays were told."""
+
+    told: ClassVar[list[tuple[int, ...]]] = []
+
+    def replay(self, kv_lens: Sequence[int] = ()) -> None:
+        self.told.append(tuple(kv_lens))
+        super().replay(kv_lens)
+
+
+def test_a_replay_is_told_the_lengths_of_its_own_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strict_device, "StrictGraph", Told)
+    runner = GraphRunner(StrictDevice())
+    for lengths in ((3, 5), (4, 0)):
+        runner.run([Segment("round", "key", lambda: None, CpuTimer(), (0, 1), lengths)])
+    assert Told.told == [(3, 5), (4, 0)]
+    assert runner.num_captures == 1
+
+
+def test_an_eager_segment_is_never_captured_and_none_is_where_graphs_are_off() -> None:
+    work, device = Work(), StrictDevice()
+    runner = GraphRunner(device)
+    eager = [dataclasses.replace(segment, is_eager=True) for segment in work.plan(num_rounds=2)]
+    runner.run([*eager[:2], work.plan(num_rounds=2)[2]])
+    assert work.state.tolist() == [4.0] * 2
+    assert runner.num_captures == 1
+    off = GraphRunner(device, is_allowed=False)
+    off.run(work.plan(num_rounds=3))
+    assert work.state.tolist() == [13.0] * 2
+    assert off.num_captures == 0
+    assert len(device.graphs) == 1
+
+
+def test_the_borders_of_a_segment_are_timed_outside_of_its_graph() -> None:
+    device = StrictDevice()
+    segment = Segment("round", "key", lambda: None, device.timer(), (3, 6))
+    for _ in range(2):
+        (timer,) = GraphRunner(device).run([segment])
+        assert timer.seconds(3, 6) >= 0
+        assert math.isnan(timer.seconds(3, 4))
