@@ -10,7 +10,7 @@ import fcntl
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tools._ladder import coverage, report  # noqa: E402
+from tools._ladder.coverage import Registered  # noqa: E402
 from tools._ladder.processes import Processes, tail  # noqa: E402
 from tools._ladder.report import NAMES, Outcome  # noqa: E402
 from tools._ladder.rungs import RUNGS, Checked, Context, NotRun, Rung, RungFailed, read_pairs  # noqa: E402
@@ -56,7 +57,13 @@ def chosen_names(text: str) -> tuple[str, ...]:
     return names
 
 
-def climb(rungs: Sequence[Rung], only: Sequence[str], folder: Path, path: Path) -> int:
+def climb(
+    rungs: Sequence[Rung],
+    only: Sequence[str],
+    folder: Path,
+    path: Path,
+    read_registry: Callable[[Environments, Processes, Path], Registered] = coverage.registered,
+) -> int:
     """Run rungs, print the tables, write the report; the exit code."""
     start_s = time.monotonic()
     for name in ("logs", "run"):
@@ -65,12 +72,11 @@ def climb(rungs: Sequence[Rung], only: Sequence[str], folder: Path, path: Path) 
     environments, processes = Environments(folder), Processes(ROOT)
     try:
         outcomes = run_lanes(rungs, only, folder, environments, processes)
-        registered = coverage.registered(environments, processes, folder)
+        registered = read_registry(environments, processes, folder)
     finally:
         processes.stop()
-    missing = report.uncovered(registered.pairs, outcomes)
-    complete = set(report.COVERING) <= set(only)
-    if complete:
+    if set(report.COVERING) <= set(only):
+        missing = report.uncovered(registered.pairs, outcomes)
         outcomes = coverage.judged(outcomes, missing, registered.failures)
     report.write_json(path, outcomes)
     print(
