@@ -106,6 +106,21 @@ SOURCE_RULES: dict[str, tuple[Callable[[str, str], list[rules.Finding]], str, st
         "xgr_runtime/service/service_cli.py",
         "from xgr_runtime.doctor import examine",
     ),
+    "the conformance run imports the service": (
+        rules.import_edges,
+        "xgr_runtime/conformance/run.py",
+        "from xgr_runtime.service.server import serve",
+    ),
+    "the conformance run imports a provider": (
+        rules.import_edges,
+        "xgr_runtime/conformance/parity.py",
+        "import xgr_ops.cpu.beam",
+    ),
+    "the service imports the conformance run": (
+        rules.import_edges,
+        "xgr_runtime/service/server.py",
+        "from xgr_runtime.conformance import run",
+    ),
     "a layer imports the package's front": (
         rules.import_edges,
         "xgr_runtime/xbeam/rules.py",
@@ -211,6 +226,12 @@ SOURCE_RULES: dict[str, tuple[Callable[[str, str], list[rules.Finding]], str, st
 ALLOWED = [
     (rules.import_edges, "xgr_runtime/xschedule/engine.py", "from xgr_runtime.models import head"),
     (rules.import_edges, "xgr_runtime/cli.py", "from xgr_runtime.service import server"),
+    (
+        rules.import_edges,
+        "xgr_runtime/conformance/x.py",
+        "from xgr_runtime.xschedule import engine",
+    ),
+    (rules.import_edges, "xgr_runtime/conformance_cli.py", "from xgr_runtime import doctor"),
     (rules.import_edges, "xgr_runtime/config_check.py", "from xgr_runtime.config import X"),
     (rules.import_edges, "xgr_runtime/config_cli.py", "from xgr_runtime.shipped import x"),
     (rules.import_edges, "xgr_runtime/service/x_cli.py", "from xgr_runtime.shipped import x"),

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-# A layer may import itself and what stands to its left. kvcache and xbeam stand side by side. `config` is all of config_*,
+# A layer may import itself and what stands to its left. kvcache and xbeam stand side by side, and so do
+# service and conformance. `config` is all of config_*,
 # but for the command. What comes with the package (`shipped`) is for commands.
 LAYERS: dict[str, tuple[str, ...]] = {
     "types": (),
@@ -24,6 +25,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "models": ("types", "errors", "files", "config", "hal", "kvcache"),
     "xschedule": ("types", "errors", "files", "config", "hal", "kvcache", "xbeam", "models"),
     "service": (
+        *("types", "errors", "files", "config", "hal", "kvcache", "xbeam", "models"),
+        "xschedule",
+    ),
+    "conformance": (
         *("types", "errors", "files", "config", "hal", "kvcache", "xbeam", "models"),
         "xschedule",
     ),

@@ -1,0 +1,173 @@
+"""Cases of the attention ops, and the pages and rows that the cache ops share with them.
+
+Kernels differ in what they take: fused ones often want pages of 128 tokens and head dims in multiples of 16. So there
+are tiny, odd sizes for whoever takes everything, and the usual sizes of models for the others.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from xgr_runtime.conformance.op_case import Args, OpCase, int32, normal, starts_of
+
+
+@dataclass(frozen=True)
+class Histories:
+    """Histories in pages. new: new tokens of each, the last of its `lengths`. rows: beam rows of each, one list a case."""
+
+    new: list[int]
+    lengths: list[int]
+    heads: int
+    kv_heads: int
+    dim: int
+    page_size: int
+    rows: tuple[list[int], ...]
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """The sizes that do not depend on the case."""
+        sizes = {"H": len(self.lengths), "Q": self.heads, "G": self.kv_heads, "D": self.dim}
+        return {**sizes, "page_size": self.page_size}
+
+
+HISTORIES: dict[str, Histories] = {
+    "one": Histories([1], [1], 1, 1, 2, 1, ([1], [512])),
+    "odd": Histories([3, 0, 5], [7, 0, 5], 6, 2, 6, 3, ([1, 1, 1], [512] * 3, [0, 9, 130])),
+    "cached prefix": Histories([4, 1], [20, 33], 4, 4, 8, 16, ([1, 1], [512, 512], [0, 9])),
+    "bucket edge": Histories([16, 16], [16, 32], 8, 2, 16, 16, ([1, 1], [512, 512], [0, 9])),
+    "past a tile": Histories([129, 1], [130, 257], 4, 1, 8, 16, ([1, 1], [512, 512], [0, 9])),
+    "pages of 128": Histories([5, 1], [130, 128], 4, 2, 16, 128, ([1, 1], [9, 1])),
+    "pages of 128, an empty history": Histories(
+        [2, 0, 1], [257, 0, 3], 4, 4, 64, 128, ([1, 1, 1], [7, 2, 0])
+    ),
+    "pages of 128, large heads": Histories([1, 3], [129, 3], 8, 2, 128, 128, ([3, 17],)),
+}
+# One query row per history, as the last layer of a prefill asks; padding histories have a row and no tokens.
+LAST_ONLY = {
+    "small pages": Histories([1] * 4, [7, 0, 1, 33], 4, 2, 8, 4, ()),
+    "pages of 128": Histories([1] * 4, [130, 0, 257, 1], 4, 2, 16, 128, ()),
+}
+
+
+def pages_of(seed: int, histories: Histories, dtype: torch.dtype) -> Args:
+    """Pages in random order; what no history owns, and the rest of each last page, is NaN."""
+    size, shape = histories.page_size, (histories.kv_heads, histories.dim)
+    counts = [-(-length // size) for length in histories.lengths]
+    num_pages = sum(counts) + 2
+    order = np.random.default_rng(seed).permutation(np.arange(1, num_pages))
+    table = np.zeros((len(counts), max(1, *counts) if len(counts) > 1 else max(1, counts[0])))
+    k = torch.full((num_pages, size, *shape), torch.nan)
+    v = k.clone()
+    for h, length in enumerate(histories.lengths):
+        own = order[sum(counts[:h]) : sum(counts[: h + 1])]
+        table[h, : len(own)] = own
+        place = np.arange(length)
+        at = torch.from_numpy(own[place // size]), torch.from_numpy(place % size)
+        k[at] = normal(seed + 31 * h, length, *shape)
+        v[at] = normal(seed + 31 * h + 7777, length, *shape)
+    return {"k_pages": k.to(dtype), "v_pages": v.to(dtype), "page_table_HP": int32(table)}
+
+
+def prefill_attention(dtype: torch.dtype) -> Iterator[OpCase]:
+    for label, histories in HISTORIES.items():
+        for padding in (0, 3):
+            yield _prefill(f"{label}, padding {padding}", histories, dtype, padding)
+    for label, histories in LAST_ONLY.items():
+        yield _prefill(f"last rows, {label}", histories, dtype, 0)
+
+
+def _prefill(label: str, histories: Histories, dtype: torch.dtype, padding: int) -> OpCase:
+    new, lengths, dim = histories.new, histories.lengths, histories.dim
+    num_tokens = sum(new) + padding
+    args = {
+        "q_TQD": normal(5, num_tokens, histories.heads, dim, dtype=dtype),
+        **pages_of(11, histories, dtype),
+        "q_start_H1": int32(starts_of(new)),
+        "kv_len_H": int32(lengths),
+        "scale": dim**-0.5,
+        "max_q": max(new) + padding,
+        "max_kv": max(lengths) + padding,
+        "q_starts": tuple(starts_of(new)),
+        "kv_lens": tuple(lengths),
+    }
+    dims = {"T": num_tokens, **histories.dims, "max_q": args["max_q"], "max_kv": args["max_kv"]}
+    return OpCase(label, args, dims)
+
+
+def shared_attention(dtype: torch.dtype) -> Iterator[OpCase]:
+    for label, histories in HISTORIES.items():
+        for rows in histories.rows:
+            for padding in (0, 2):
+                if sum(rows) + padding:
+                    yield _shared(f"{label}, rows {rows}", histories, rows, padding, dtype)
+
+
+def _shared(
+    label: str, histories: Histories, rows: list[int], padding: int, dtype: torch.dtype
+) -> OpCase:
+    num_rows, lengths, dim = sum(rows) + padding, histories.lengths, histories.dim
+    args = {
+        "q_NQD": normal(6, num_rows, histories.heads, dim, dtype=dtype),
+        **pages_of(12, histories, dtype),
+        "row_start_H1": int32(starts_of(rows)),
+        "kv_len_H": int32(lengths),
+        "scale": dim**-0.5,
+        "max_rows": max(1, *rows),
+        "max_kv": max(lengths) + padding,
+        "kv_lens": tuple(lengths),
+    }
+    dims = {"N": num_rows, **histories.dims}
+    dims |= {"max_rows": args["max_rows"], "max_kv": args["max_kv"]}
+    return OpCase(f"{label}, padding {padding}", args, dims)
+
+
+# rows, rounds - 1, query heads, KV heads, head dim
+ROW_SHAPES = {
+    "one": (1, 1, 1, 1, 2),
+    "odd": (7, 2, 6, 2, 6),
+    "bucket edge": (16, 3, 8, 8, 16),
+    "wide": (512, 2, 4, 1, 8),
+    "deep": (33, 7, 4, 2, 8),
+    "head of 64": (9, 3, 4, 4, 64),
+    "head of 128": (5, 2, 8, 2, 128),
+}
+
+
+def own_rows(seed: int, name: str, num_tokens: int, dtype: torch.dtype) -> Args:
+    """Slots in random order; tokens that no row has yet, and unused slots, are NaN."""
+    num_rows, max_tokens, _, kv_heads, dim = ROW_SHAPES[name]
+    slots = np.random.default_rng(seed).permutation(num_rows + 3)[:num_rows]
+    k = torch.full((num_rows + 4, max_tokens, kv_heads, dim), torch.nan)
+    v = k.clone()
+    used = torch.from_numpy(slots)
+    k[used, :num_tokens] = normal(seed, num_rows, num_tokens, kv_heads, dim)
+    v[used, :num_tokens] = normal(seed + 1, num_rows, num_tokens, kv_heads, dim)
+    return {"k_rows": k.to(dtype), "v_rows": v.to(dtype), "slot_N": int32(slots)}
+
+
+def unshared_attention(dtype: torch.dtype) -> Iterator[OpCase]:
+    for label, (num_rows, max_tokens, heads, kv_heads, dim) in ROW_SHAPES.items():
+        for num_tokens in sorted({1, max_tokens}):
+            args = {
+                "q_NQD": normal(7, num_rows, heads, dim, dtype=dtype),
+                **own_rows(13, label, num_tokens, dtype),
+                "num_tokens": num_tokens,
+                "scale": dim**-0.5,
+            }
+            dims = {"N": num_rows, "Q": heads, "G": kv_heads, "D": dim}
+            yield OpCase(f"{label}, {num_tokens} tokens", args, dims)
+
+
+def merge_attention_states(dtype: torch.dtype) -> Iterator[OpCase]:
+    for label, (num_rows, _, heads, _, dim) in ROW_SHAPES.items():
+        for empty in ("none", "a", "b", "both"):
+            args: Args = {}
+            for seed, side in enumerate("ab"):
+                out = normal(seed, num_rows, heads, dim)
+                lse = normal(seed + 9, num_rows, heads) * 9
+                if empty in (side, "both"):
+                    out[::2], lse[::2] = 0.0, -torch.inf
+                args |= {f"out_{side}_NQD": out.to(dtype), f"lse_{side}_NQ": lse}
+            yield OpCase(f"{label}, empty {empty}", args, {"N": num_rows, "Q": heads, "D": dim})

@@ -1,0 +1,53 @@
+"""One input generator per op. The parity comparison runs every implementation of every op on what these give."""
+
+from collections.abc import Mapping
+
+from xgr_runtime.conformance.attention_cases import (
+    merge_attention_states,
+    prefill_attention,
+    shared_attention,
+    unshared_attention,
+)
+from xgr_runtime.conformance.cache_cases import (
+    reorder_unshared_kv,
+    write_shared_kv,
+    write_unshared_kv,
+)
+from xgr_runtime.conformance.layer_cases import (
+    add_rms_norm,
+    head_logsumexp,
+    rms_norm,
+    rotary_embedding,
+    silu_mul,
+)
+from xgr_runtime.conformance.op_case import Generator, OpCase, results_only
+from xgr_runtime.conformance.selection_cases import (
+    children_logsumexp,
+    flag_failed_searches,
+    level_logsumexp,
+    select_beams,
+)
+
+__all__ = ["GENERATORS", "Generator", "OpCase", "results_only"]
+
+GENERATORS: Mapping[str, Generator] = {
+    generator.__name__: generator
+    for generator in (
+        select_beams,
+        children_logsumexp,
+        level_logsumexp,
+        flag_failed_searches,
+        prefill_attention,
+        shared_attention,
+        unshared_attention,
+        merge_attention_states,
+        write_shared_kv,
+        write_unshared_kv,
+        reorder_unshared_kv,
+        rms_norm,
+        add_rms_norm,
+        rotary_embedding,
+        silu_mul,
+        head_logsumexp,
+    )
+}
