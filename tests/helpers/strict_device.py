@@ -279,11 +279,14 @@ class StrictDevice:
     max_graphs = 256
 
     def __init__(
-        self, *, is_graph_per_round: bool = False, is_prefill_captured: bool = True
+        self, *, is_graph_per_round: bool = False, is_prefill_captured: bool | None = None
     ) -> None:
         self.torch_device = torch.device("cpu")
         self.is_graph_per_round = is_graph_per_round
-        self.is_prefill_captured = is_prefill_captured
+        # an NPU has neither, a GPU has both
+        self.is_prefill_captured = (
+            not is_graph_per_round if is_prefill_captured is None else is_prefill_captured
+        )
         self.graphs: list[StrictGraph] = []
         self.segment_names: list[str] = []
         self._host_tensors: list[torch.Tensor] = []
