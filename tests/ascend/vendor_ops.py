@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -167,11 +167,11 @@ _FUNCTIONS: dict[str, Callable[..., object]] = {
 
 
 @cache
-def define() -> torch.library.Library:
+def define() -> Any:
     """Declare the ops for CPU tensors, once; the declarations live as long as the process."""
     if "torch_npu" in sys.modules:
         raise RuntimeError("torch_npu is imported: its own ops must not be replaced")
-    library = torch.library.Library("npu", "FRAGMENT")
+    library: Any = torch.library.Library("npu", "FRAGMENT")  # type: ignore[no-untyped-call]
     for name, schema in SCHEMAS.items():
         library.define(name + schema)
         library.impl(name, _FUNCTIONS[name], "CPU")
