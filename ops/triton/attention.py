@@ -6,12 +6,12 @@ N rows, Q query heads, G KV heads, D head dim, X = Q // G.
 import torch
 
 from .attention_kernels import merge_attention_states_kernel, unshared_attention_kernel
-from .launch import LaunchRules, check_dtype, check_rows_dense, next_power_of_two
+from .launch import LaunchRules, check_dtype, check_rows_dense, next_power_of_two, row_elements
 
 
 def unshared_tile_elements(num_heads: int, num_kv_heads: int, head_dim: int) -> int:
-    """fp32 elements of the smallest tile the unshared stage works on: one KV head's queries."""
-    return next_power_of_two(num_heads // num_kv_heads) * next_power_of_two(head_dim)
+    """What the smallest tile of the unshared stage, one KV head's queries, counts for in `max_tile_elements`."""
+    return next_power_of_two(num_heads // num_kv_heads) * row_elements(head_dim)
 
 
 def launch_unshared_attention(
@@ -79,8 +79,7 @@ def launch_merge_attention_states(
         check_rows_dense(name, states, num_dims)
     num_rows, num_heads, head_dim = out_a_NQD.shape
     num_pairs = num_rows * num_heads
-    dim_pad = next_power_of_two(head_dim)
-    tile_pairs = max(1, rules.max_tile_elements // dim_pad)
+    tile_pairs = max(1, rules.max_tile_elements // row_elements(head_dim))
     num_items = -(-num_pairs // tile_pairs)
     out_NQD, lse_NQ = torch.empty_like(out_a_NQD), torch.empty_like(lse_a_NQ)
     merge_attention_states_kernel[rules.grid(num_items)](
@@ -94,7 +93,7 @@ def launch_merge_attention_states(
         num_items,
         D=head_dim,
         TILE_PAIRS=tile_pairs,
-        D_PAD=dim_pad,
+        D_PAD=next_power_of_two(head_dim),
         **rules.options,
     )
     return out_NQD, lse_NQ

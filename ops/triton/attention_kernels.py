@@ -5,14 +5,29 @@ token by token, each token's heads as one contiguous run straight from the slot:
 buffer. Traffic: queries and the slot's rows once, out and lse once. There are few tokens (levels - 1), hence a running
 maximum over tokens and no matrix product: with one query row per head the cube unit or tensor core would idle.
 
-merge: one item is a tile of (row, head) pairs. An empty side is selected away, not weighted by zero, so that the other
-passes bit for bit (-0.0 included) whatever exp and log round to.
+merge: one item is a tile of (row, head) pairs. Where a side is empty the weights are selected, not computed, so that the
+other passes bit for bit whatever exp and log round to.
+
+Maxima propagate NaN: on a vector unit that is one operation, while the other rule takes compares and selects.
 
 Letters: G KV heads, X query heads of a KV head, D head dim; *_PAD is the next power of two.
 """
 
 import triton
 import triton.language as tl
+
+# Stands for the maximum of nothing: -inf - -inf would be NaN, exp(-inf - LEAST) is 0 and log(0) is -inf, as the ops want it.
+LEAST: tl.constexpr = tl.constexpr(-3.0e38)
+
+
+@triton.jit
+def _per_query_head(kv_HD, H: tl.constexpr, X_PAD: tl.constexpr, D_PAD: tl.constexpr):
+    """fp32 [H * X_PAD, D_PAD]: every KV head's row once for each of its query heads.
+
+    Two dims from here on: statistics are then one vector of all heads; as [heads, 2] each row is a vector of its own.
+    """
+    kv_HXD = tl.broadcast_to(kv_HD.to(tl.float32)[:, None, :], (H, X_PAD, D_PAD))
+    return tl.reshape(kv_HXD, (H * X_PAD, D_PAD))
 
 
 @triton.jit
@@ -53,14 +68,14 @@ def unshared_attention_kernel(
         kv_offset_HD = g_H[:, None] * D + d_D[None, :]
 
         q_HXD = tl.load(q_ptr + row * q_row_stride + q_offset_HXD, mask=is_q_HXD, other=0.0)
-        q_HXD = q_HXD.to(tl.float32) * scale
+        q_QD = tl.reshape(q_HXD, (TILE_HEADS * X_PAD, D_PAD)).to(tl.float32) * scale
         slot = tl.load(slot_ptr + row).to(tl.int64)
         k_slot_ptr = k_ptr + slot * k_slot_stride
         v_slot_ptr = v_ptr + slot * v_slot_stride
 
-        largest_HX = tl.full((TILE_HEADS, X_PAD), float("-inf"), tl.float32)
-        total_HX = tl.zeros((TILE_HEADS, X_PAD), tl.float32)
-        sum_HXD = tl.zeros((TILE_HEADS, X_PAD, D_PAD), tl.float32)
+        largest_Q = tl.full((TILE_HEADS * X_PAD,), LEAST, tl.float32)
+        total_Q = tl.zeros((TILE_HEADS * X_PAD,), tl.float32)
+        sum_QD = tl.zeros((TILE_HEADS * X_PAD, D_PAD), tl.float32)
         for token in range(NUM_TOKENS):
             k_HD = tl.load(
                 k_slot_ptr + token * k_token_stride + kv_offset_HD, mask=is_kv_HD, other=0.0
@@ -68,21 +83,21 @@ def unshared_attention_kernel(
             v_HD = tl.load(
                 v_slot_ptr + token * v_token_stride + kv_offset_HD, mask=is_kv_HD, other=0.0
             )
-            score_HX = tl.sum(q_HXD * k_HD.to(tl.float32)[:, None, :], axis=2)
-            new_largest_HX = tl.maximum(largest_HX, score_HX)
-            # a row of -inf scores keeps out 0 and lse -inf; -inf - -inf would be NaN
-            finite_HX = tl.where(new_largest_HX == float("-inf"), 0.0, new_largest_HX)
-            decay_HX = tl.exp(largest_HX - finite_HX)
-            weight_HX = tl.exp(score_HX - finite_HX)
-            total_HX = total_HX * decay_HX + weight_HX
-            sum_HXD = sum_HXD * decay_HX[:, :, None]
-            sum_HXD += weight_HX[:, :, None] * v_HD.to(tl.float32)[:, None, :]
-            largest_HX = new_largest_HX
+            score_Q = tl.sum(q_QD * _per_query_head(k_HD, TILE_HEADS, X_PAD, D_PAD), axis=1)
+            new_largest_Q = tl.maximum(largest_Q, score_Q, propagate_nan=tl.PropagateNan.ALL)
+            decay_Q = tl.exp(largest_Q - new_largest_Q)
+            weight_Q = tl.exp(score_Q - new_largest_Q)
+            total_Q = total_Q * decay_Q + weight_Q
+            sum_QD = sum_QD * decay_Q[:, None]
+            sum_QD += weight_Q[:, None] * _per_query_head(v_HD, TILE_HEADS, X_PAD, D_PAD)
+            largest_Q = new_largest_Q
 
-        divisor_HX = tl.where(total_HX == 0.0, 1.0, total_HX)
-        out_HXD = (sum_HXD / divisor_HX[:, :, None]).to(out_ptr.dtype.element_ty)
+        # the largest score adds exp(0) to the total, which is hence 0 (no score above -inf), at least 1, or NaN
+        divisor_Q = tl.maximum(total_Q, 0.5, propagate_nan=tl.PropagateNan.ALL)
+        out_QD = sum_QD / divisor_Q[:, None]
+        out_HXD = tl.reshape(out_QD.to(out_ptr.dtype.element_ty), (TILE_HEADS, X_PAD, D_PAD))
         tl.store(out_ptr + row * (G * X * D) + q_offset_HXD, out_HXD, mask=is_q_HXD)
-        lse_HX = largest_HX + tl.log(total_HX)
+        lse_HX = tl.reshape(largest_Q + tl.log(total_Q), (TILE_HEADS, X_PAD))
         tl.store(lse_ptr + row * (G * X) + head_HX, lse_HX, mask=is_head_HX)
 
 
@@ -117,17 +132,21 @@ def merge_attention_states_kernel(
 
         is_a_empty_P = lse_a_P == float("-inf")
         is_b_empty_P = lse_b_P == float("-inf")
-        largest_P = tl.maximum(lse_a_P, lse_b_P)
-        finite_P = tl.where(largest_P == float("-inf"), 0.0, largest_P)
-        weight_a_P = tl.exp(lse_a_P - finite_P)
-        weight_b_P = tl.exp(lse_b_P - finite_P)
+        largest_P = tl.maximum(lse_a_P, lse_b_P, propagate_nan=tl.PropagateNan.ALL)
+        largest_P = tl.maximum(largest_P, LEAST, propagate_nan=tl.PropagateNan.ALL)
+        weight_a_P = tl.exp(lse_a_P - largest_P)
+        weight_b_P = tl.exp(lse_b_P - largest_P)
+        # at least 1 unless both sides are empty
         total_P = weight_a_P + weight_b_P
-        share_P = tl.where(total_P == 0.0, 1.0, total_P)
-        mixed_PD = a_PD * (weight_a_P / share_P)[:, None] + b_PD * (weight_b_P / share_P)[:, None]
-        only_a_PD = tl.where(is_a_empty_P[:, None], 0.0, a_PD)
-        merged_PD = tl.where(is_a_empty_P[:, None], b_PD, mixed_PD)
-        merged_PD = tl.where(is_b_empty_P[:, None], only_a_PD, merged_PD)
-        merged_lse_P = tl.where(is_a_empty_P, lse_b_P, finite_P + tl.log(share_P))
+        total_P = tl.maximum(total_P, 1.0, propagate_nan=tl.PropagateNan.ALL)
+        # An empty side has out 0 and gets the weight -0.0, since x + -0.0 is x for every x, -0.0 included.
+        only_b_P = tl.where(is_b_empty_P, 0.0, -0.0)
+        only_a_P = tl.where(is_b_empty_P, 1.0, weight_a_P / total_P)
+        share_a_P = tl.where(is_a_empty_P, only_b_P, only_a_P)
+        share_b_P = tl.where(is_a_empty_P, 1.0, weight_b_P / total_P)
+        share_b_P = tl.where(is_b_empty_P, -0.0, share_b_P)
+        merged_PD = a_PD * share_a_P[:, None] + b_PD * share_b_P[:, None]
+        merged_lse_P = tl.where(is_a_empty_P, lse_b_P, largest_P + tl.log(total_P))
         merged_lse_P = tl.where(is_b_empty_P, lse_a_P, merged_lse_P)
         tl.store(
             out_ptr + first * D + offset_PD,

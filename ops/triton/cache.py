@@ -85,6 +85,7 @@ def launch_move_slots(
     num_groups = -(-num_layers // group_layers)
     move_slots_kernel[rules.grid(num_rows * num_groups)](
         kv_rows,
+        kv_rows,
         src_N,
         dst_N,
         num_rows * num_groups,

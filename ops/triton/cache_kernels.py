@@ -42,6 +42,7 @@ def write_rows_kernel(
 @triton.jit
 def move_slots_kernel(
     kv_ptr,
+    kv_out_ptr,
     src_ptr,
     dst_ptr,
     num_items,
@@ -53,7 +54,11 @@ def move_slots_kernel(
     ROW: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """kv[x, dst[n]] = kv[x, src[n]] for ROW elements of every layer x, where they differ; items are (n, group of x)."""
+    """kv[x, dst[n]] = kv[x, src[n]] for ROW elements of every layer x, where they differ; items are (n, group of x).
+
+    kv_ptr and kv_out_ptr are the same memory under two names: what is read is never written, and a compiler that sees
+    one name has every load wait for the store before it.
+    """
     place_E = tl.arange(0, TILE)
     for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
         row = tl.cast(item // NUM_GROUPS, tl.int64)
@@ -63,11 +68,10 @@ def move_slots_kernel(
         dst = tl.load(dst_ptr + row).to(tl.int64)
         if src != dst:
             for layer in range(first_layer, end_layer):
-                layer_ptr = kv_ptr + tl.cast(layer, tl.int64) * layer_stride
+                src_place = tl.cast(layer, tl.int64) * layer_stride + src * slot_stride
+                dst_place = tl.cast(layer, tl.int64) * layer_stride + dst * slot_stride
                 for first in range(0, ROW, TILE):
                     offset_E = first + place_E
                     is_used_E = offset_E < ROW
-                    kept_E = tl.load(
-                        layer_ptr + src * slot_stride + offset_E, mask=is_used_E, other=0.0
-                    )
-                    tl.store(layer_ptr + dst * slot_stride + offset_E, kept_E, mask=is_used_E)
+                    kept_E = tl.load(kv_ptr + src_place + offset_E, mask=is_used_E, other=0.0)
+                    tl.store(kv_out_ptr + dst_place + offset_E, kept_E, mask=is_used_E)

@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from triton.runtime.interpreter import InterpretedFunction
 
+# Statistics of a tile's row take a vector line of their own, so that short rows fill the chip no less than these.
+LEAST_ROW_ELEMENTS = 64
+
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 INTERPRETED_BF16 = (
     "interpreted Triton computes torch.bfloat16 wrongly without an error; "
@@ -35,6 +38,11 @@ class LaunchRules:
 def next_power_of_two(size: int) -> int:
     """The least power of two that is not below `size`, which is at least 1."""
     return 1 << (size - 1).bit_length()
+
+
+def row_elements(size: int) -> int:
+    """What a row of `size` counts for in a tile."""
+    return max(LEAST_ROW_ELEMENTS, next_power_of_two(size))
 
 
 def why_dtype_refused(kernel: object, dtype: torch.dtype) -> str | None:
