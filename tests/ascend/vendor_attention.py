@@ -77,7 +77,10 @@ def fused_infer(
     **others: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out like query, lse fp32 [B, N, S, 1]). Rows without a key, and beyond a length of the query: NaN, lse +inf."""
-    passed = [name for name, given in others.items() if given not in (None, 0, 2147483647)]
+    defaults = (None, 0, 2147483647)
+    passed = [
+        name for name, v in others.items() if isinstance(v, torch.Tensor) or v not in defaults
+    ]
     require(not passed, f"not imitated: {passed}")
     num_kv_heads = num_key_value_heads or num_heads
     q_BSND = as_bsnd(query, input_layout, num_heads, "query")
