@@ -6,7 +6,6 @@ words that begin with "RuleBroken:"; the rules themselves are in csrc/.
 
 from __future__ import annotations
 
-import itertools
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,6 @@ OutOfMemoryError = torch.OutOfMemoryError
 
 _core = torch.ops.xgr_fake_npu
 _DEVICE_TYPE = 20  # PrivateUse1 in torch's numbering
-_pool_ids = itertools.count(1)
 
 
 def is_available() -> bool:
@@ -227,3 +225,20 @@ class Event:
     def elapsed_time(self, end_event: Event) -> float:
         """Milliseconds from this event to the other."""
         return float(_core.seconds_between(self._id, end_event._id)) * 1e3
+
+
+from tests.ascend.fake_graphs import (  # noqa: E402 - it uses what is above
+    ExternalEvent,
+    NPUGraph,
+    graph,
+    graph_pool_handle,
+    is_current_stream_capturing,
+)
+
+__all__ = [
+    "ExternalEvent",
+    "NPUGraph",
+    "graph",
+    "graph_pool_handle",
+    "is_current_stream_capturing",
+]

@@ -172,7 +172,7 @@ TORCH_LIBRARY(xgr_fake_npu, m) {
     Lock lock(mutex());
     graphs().erase(id);
   });
-  m.def("begin_capture(int graph, int pool, str mode) -> ()", &begin_capture);
+  m.def("begin_capture(int graph, int pool, str mode, bool is_dispatching) -> ()", &begin_capture);
   m.def("end_capture(int graph, bool is_aborted) -> ()", &end_capture);
   m.def("is_capturing() -> bool", [] {
     Lock lock(mutex());

@@ -145,7 +145,7 @@ class Run {
   }
 
   bool is_updatable() const {
-    return schema_.name().rfind("npu::npu_fused_infer_attention_score", 0) == 0;
+    return graph_->is_dispatching && schema_.name().rfind("npu::npu_fused_infer_attention_score", 0) == 0;
   }
 
   // Numbers may come as host tensors; index tensors are copied by the indexing ops themselves.

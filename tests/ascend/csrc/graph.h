@@ -21,6 +21,7 @@ struct Call {
 
 struct Graph {
   bool is_captured = false;
+  bool is_dispatching = false;  // auto_dispatch_capture
   int64_t pool = 0;
   std::vector<Call> calls;
   std::vector<size_t> updatable;  // places of calls that `update` reaches
@@ -153,7 +154,7 @@ inline int64_t new_graph() {
   return next++;
 }
 
-inline void begin_capture(int64_t id, int64_t pool, const std::string& mode) {
+inline void begin_capture(int64_t id, int64_t pool, const std::string& mode, bool is_dispatching) {
   auto graph = graph_of(id);
   Lock lock(mutex());
   if (state().capture) refuse_in_capture("another capture");
@@ -161,6 +162,7 @@ inline void begin_capture(int64_t id, int64_t pool, const std::string& mode) {
   if (graph->is_captured) broken("a capture into a graph that holds one: reset it first");
   TORCH_CHECK(mode == "global" || mode == "thread_local" || mode == "relaxed", "capture_error_mode ", mode);
   graph->pool = pool;
+  graph->is_dispatching = is_dispatching;
   state().capture.reset(new Capture{id, current_stream(), std::this_thread::get_id(), mode, ""});
 }
 
