@@ -3,6 +3,8 @@
 Nothing here skips. A device that is absent is an error of the command line; tests whose data is absent and long runs
 that were not asked for (--slow) are deselected, and the number of them and the reason are printed, so that a green run
 says what it did not run.
+
+`--device npu --fake-npu` runs them on a device of the tests' own on host memory (tests/ascend/backend.py), and says so.
 """
 
 from __future__ import annotations
@@ -47,10 +49,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--slow", action="store_true", help="run the long variants too (marker slow: minutes each)"
     )
+    parser.addoption(
+        "--fake-npu",
+        action="store_true",
+        help="with --device npu: on host memory, under the rules of a card (builds C++ once)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "fake_npu: runs only with --device npu --fake-npu")
     torch.set_num_threads(1)
+    if config.getoption("fake_npu"):
+        install_fake_npu(config.getoption("device"))
     if not config.getoption("hypothesis_profile", None):
         hypothesis.settings.load_profile("xgr")
     try:
@@ -64,10 +74,26 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"{DATA_VARIABLE} must name a folder, got {data!r}")
 
 
+def install_fake_npu(device: str) -> None:
+    """Give this process the fake NPU and the vendor's ops as the tests read them."""
+    if device != "npu":
+        raise pytest.UsageError(f"--fake-npu is an NPU: it needs --device npu, got {device}")
+    # Not at the top: a run without it builds nothing.
+    from tests.ascend import backend, vendor_attention, vendor_ops  # noqa: PLC0415
+
+    try:
+        backend.install()
+    except backend.BuildFailed as error:
+        raise pytest.UsageError(f"--fake-npu: {error}") from error
+    vendor_ops.define()
+    vendor_attention.define()
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     device = config.stash[DEVICE]
+    fake = " (fake: computes on host memory)" if config.getoption("fake_npu") else ""
     return f"device: {device.kind}, {device.name} {device.capability}".rstrip() + (
-        f", torch {torch.__version__}"
+        f"{fake}, torch {torch.__version__}"
     )
 
 
@@ -82,6 +108,8 @@ def why_deselected(item: pytest.Item) -> str | None:
         return f"need the shared test data, and {data_folder()} is absent (set {DATA_VARIABLE})"
     if item.get_closest_marker("slow") is not None and not item.config.getoption("slow"):
         return "are long runs, and run only with --slow"
+    if item.get_closest_marker("fake_npu") is not None and not item.config.getoption("fake_npu"):
+        return "need the fake NPU (--device npu --fake-npu)"
     marker = item.get_closest_marker("device")
     kind = item.config.stash[DEVICE].kind
     if marker is not None and kind not in marker.args:

@@ -116,8 +116,8 @@ class NPUGraph:
     def update(self, cpu_update_input: Sequence[Mapping[str, Sequence[int]]]) -> None:
         """Give the recorded attention calls host arguments anew: one dict for all of them, or one each.
 
-        A key reaches the calls that were captured with that argument; torch_npu passes over the others in silence.
-        Here a key that reaches no call at all is an error, as the lengths of the capture would stay.
+        A key reaches the calls that were captured with that argument. torch_npu passes over any other key in silence,
+        also over one that no op knows, and the arguments of the capture stay: here that is an error.
         """
         if not self.auto_dispatch_capture:
             raise RuntimeError("update needs a capture with auto_dispatch_capture=True")
@@ -134,7 +134,7 @@ class NPUGraph:
                 if _core.update(self._id, place, key, list(value)):
                     missed.discard(key)
         if missed:
-            raise RuleBroken(f"RuleBroken: update of {sorted(missed)}, which no captured call got")
+            raise RuleBroken(f"RuleBroken: update of {sorted(missed)}, which no captured op takes")
 
 
 class graph:  # noqa: N801 - torch's name

@@ -121,19 +121,16 @@ inline void replay(int64_t id) {
   for (const auto& call : graph->calls) run_again(call);
 }
 
-// Sets a host argument of the place-th updatable call; false where that call was captured without it.
+// Sets a host argument of the place-th updatable call, where that call was captured with it. False: it has none so named.
 inline bool update(int64_t id, int64_t place, const std::string& name, c10::IValue value) {
   auto graph = graph_of(id);
   auto& call = graph->calls.at(graph->updatable.at(static_cast<size_t>(place)));
-  const auto& arguments = call.op.schema().arguments();
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i].name() != name) continue;
-    if (call.args[i].isNone()) return false;
-    TORCH_CHECK(!call.args[i].isTensor(), "update of ", name, ": only host arguments can be updated");
-    call.args[i] = std::move(value);
-    return true;
-  }
-  return false;
+  const auto index = call.op.schema().argumentIndexWithName(name);
+  if (!index) return false;
+  auto& argument = call.args[static_cast<size_t>(*index)];
+  TORCH_CHECK(!argument.isTensor(), "update of ", name, ": only host arguments can be updated");
+  if (!argument.isNone()) argument = std::move(value);
+  return true;
 }
 
 inline void begin_update(int64_t id) {
