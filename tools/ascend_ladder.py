@@ -17,9 +17,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tools._ladder import coverage, report  # noqa: E402
+from tools._ladder import coverage, readme, report  # noqa: E402
 from tools._ladder.coverage import Registered  # noqa: E402
 from tools._ladder.processes import Processes, tail  # noqa: E402
+from tools._ladder.readme import Row  # noqa: E402
 from tools._ladder.report import NAMES, Outcome  # noqa: E402
 from tools._ladder.rungs import RUNGS, Checked, Context, NotRun, Rung, RungFailed, read_pairs  # noqa: E402
 from tools._ladder.venvs import Environments  # noqa: E402
@@ -63,8 +64,9 @@ def climb(
     folder: Path,
     path: Path,
     read_registry: Callable[[Environments, Processes, Path], Registered] = coverage.registered,
+    read_rows: Callable[[], Sequence[Row]] = readme.read_rows,
 ) -> int:
-    """Run rungs, print the tables, write the report; the exit code."""
+    """Run rungs, compare them with the registry and the rows of the README, print, write the report; the exit code."""
     start_s = time.monotonic()
     for name in ("logs", "run"):
         shutil.rmtree(folder / name, ignore_errors=True)
@@ -77,7 +79,8 @@ def climb(
         processes.stop()
     if set(report.COVERING) <= set(only):
         missing = report.uncovered(registered.pairs, outcomes)
-        outcomes = coverage.judged(outcomes, missing, registered.failures)
+        outcomes = coverage.judged(outcomes, coverage.causes(missing, registered.failures))
+    outcomes = coverage.judged(outcomes, readme.differences(read_rows(), outcomes))
     report.write_json(path, outcomes)
     print(
         f"\n{report.rung_table(outcomes)}\n\n{report.provider_table(registered.pairs, outcomes)}\n"

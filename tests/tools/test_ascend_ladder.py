@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,16 @@ import pytest
 from tools import ascend_ladder
 from tools._ladder import processes, report, rungs, venvs
 from tools._ladder.coverage import Registered, registered
+from tools._ladder.readme import Row
 from tools._ladder.rungs import Checked, Context, NotRun, Rung, RungFailed
 from tools._packaging import environments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from tools._ladder.report import Pair
+
+    Run = Callable[[Context], Checked]
 
 REQUIRED = ("L0", "L1", "L2", "L3", "L4")
 PAIRS: tuple[Pair, ...] = (("norm", "torch_npu"), ("norm", "triton"))
@@ -42,27 +46,56 @@ def failed(context: Context) -> Checked:
     raise RungFailed("2 tests failed")
 
 
-def executing(*pairs: Pair) -> Callable[[Context], Checked]:
-    return lambda context: Checked({"tests": 3}, pairs)
+@dataclass(frozen=True)
+class Executing:
+    """A rung that executes these pairs."""
+
+    pairs: tuple[Pair, ...]
+
+    def __call__(self, context: Context) -> Checked:
+        return Checked({"tests": 3}, self.pairs)
+
+
+def executing(*pairs: Pair) -> Executing:
+    return Executing(pairs)
+
+
+def rungs_of_pairs(runs: Mapping[str, Run]) -> dict[Pair, str]:
+    """Of each pair the names of those rungs from L2 to L5 that execute it."""
+    judged = {name: runs[name] for name in ("L2", "L3", "L4", "L5")}
+    return {
+        pair: " ".join(
+            name for name, run in judged.items() if isinstance(run, Executing) and pair in run.pairs
+        )
+        for pair in PAIRS
+    }
 
 
 def climb(
     folder: Path,
-    changed: dict[str, Callable[[Context], Checked]],
+    changed: Mapping[str, Run],
     *,
     only: tuple[str, ...] = report.NAMES,
     pairs: tuple[Pair, ...] = PAIRS,
+    claimed: dict[Pair, str] | None = None,
     failures: tuple[str, ...] = (),
 ) -> tuple[int, list[dict[str, Any]]]:
-    """The exit code and the report of a ladder in which L2 executes every pair, but for the changed rungs."""
-    runs: dict[str, Callable[[Context], Checked]] = dict.fromkeys(report.NAMES, ran)
+    """The exit code and the report of a ladder in which L2 executes every pair, but for the changed rungs.
+
+    claimed: the rungs that the README names for a pair; by default those that execute it, if one of L2 to L5 does.
+    """
+    runs: dict[str, Run] = dict.fromkeys(report.NAMES, ran)
     runs |= {"L2": executing(*PAIRS), **changed}
     ladder = [
         Rung(name, f"what {name} checks", number % 2, runs[name])
         for number, name in enumerate(report.NAMES)
     ]
     path = folder / "ascend-ladder.json"
-    code = ascend_ladder.climb(ladder, only, folder, path, lambda *_: Registered(pairs, failures))
+    names = rungs_of_pairs(runs) if claimed is None else claimed
+    rows = [Row(*pair, "", "", tuple(names.get(pair, "").split()), "") for pair in PAIRS]
+    code = ascend_ladder.climb(
+        ladder, only, folder, path, lambda *_: Registered(pairs, failures), lambda: rows
+    )
     return code, json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -136,7 +169,11 @@ def test_a_provider_that_no_rung_executed_fails_the_run_by_name(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """That it was compiled (L5) or ran without an NPU's ways (L1) does not count."""
-    runs = {"L2": executing(*executed), "L5": executing(*PAIRS), "L1": executing(*PAIRS)}
+    runs: dict[str, Run] = {
+        "L2": executing(*executed),
+        "L5": executing(*PAIRS),
+        "L1": executing(*PAIRS),
+    }
     code, entries = climb(tmp_path, runs)
     assert code == 1
     assert [e["reason"] for e in entries if e["result"] == "failed"] == [text]
@@ -146,7 +183,7 @@ def test_a_provider_that_no_rung_executed_fails_the_run_by_name(
 
 @pytest.mark.parametrize("rung", report.COVERING)
 def test_any_of_three_rungs_covers_a_provider(rung: str, tmp_path: Path) -> None:
-    runs = {"L2": ran, rung: executing(*PAIRS)}
+    runs: dict[str, Run] = {"L2": ran, rung: executing(*PAIRS)}
     assert climb(tmp_path, runs)[0] == 0
 
 
@@ -156,6 +193,18 @@ def test_a_module_of_providers_that_cannot_be_imported_fails_the_run(
     code, _ = climb(tmp_path, {}, failures=("xgr_ops.ascend.norm could not be imported",))
     assert code == 1
     assert "L2 failed: xgr_ops.ascend.norm could not be imported" in capsys.readouterr().out
+
+
+def test_the_table_of_the_readme_says_what_was_executed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs: dict[str, Run] = {"L2": executing(*PAIRS), "L4": executing(PAIRS[1])}
+    code, _ = climb(tmp_path, runs, claimed={PAIRS[0]: "L2 L3", PAIRS[1]: "L2"})
+    assert code == 1
+    printed = capsys.readouterr().out
+    assert "L3 failed: ops/ascend/README.md says that L3 checks torch_npu of norm" in printed
+    assert "L4 failed: ops/ascend/README.md does not say that L4 checks triton of norm" in printed
+    assert climb(tmp_path, runs, claimed={PAIRS[0]: "L2", PAIRS[1]: "L2 L4"})[0] == 0
 
 
 def test_chosen_rungs_alone_leave_the_run_incomplete(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tools._ladder.venvs import MAIN
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from tools._ladder.processes import Processes
@@ -50,15 +50,18 @@ def registered(environments: Environments, processes: Processes, folder: Path) -
     return Registered(pairs, tuple(failures))
 
 
-def judged(
-    outcomes: Sequence[Outcome], missing: Sequence[Pair], failures: Sequence[str]
-) -> list[Outcome]:
-    """The outcomes with L4 failed for Triton providers that no rung executed, and L2 for all others, each by name."""
-    causes = {"L2": list(failures), "L4": []}
+def causes(missing: Sequence[Pair], failures: Sequence[str]) -> dict[str, list[str]]:
+    """By rung: L4 answers for Triton providers that no rung executed, L2 for all others and for modules not imported."""
+    found = {"L2": list(failures), "L4": []}
     for op, provider in missing:
         rung = "L4" if provider == TRITON else "L2"
-        causes[rung].append(f"no rung executed provider {provider} of op {op}")
-    return [_failed(outcome, causes.get(outcome.rung, [])) for outcome in outcomes]
+        found[rung].append(f"no rung executed provider {provider} of op {op}")
+    return found
+
+
+def judged(outcomes: Sequence[Outcome], found: Mapping[str, Sequence[str]]) -> list[Outcome]:
+    """The outcomes with those failed for which there are causes, by rung."""
+    return [_failed(outcome, found.get(outcome.rung, [])) for outcome in outcomes]
 
 
 def _failed(outcome: Outcome, causes: Sequence[str]) -> Outcome:
