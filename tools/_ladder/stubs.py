@@ -1,9 +1,13 @@
 """Stand-ins for the shared libraries that torch_npu is linked to, so that it can be imported where there is no CANN.
 
-The list of functions is read off torch_npu's own binaries (what they leave undefined); nothing of CANN is needed or copied.
-Every function returns 0, "done", and does nothing, except those of which torch_npu reads what they hand back: devices and
-their name, memory (the host's), handles of streams, events and graphs. So op registration, schemas and fake tensors work, while a
-kernel that is really launched computes nothing: whoever needs results must not use this.
+The list of functions is read off torch_npu's own binaries (what they leave undefined, and the kernels' names that they look up
+in libopapi.so); nothing of CANN is needed or copied. Every function returns 0, "done", and does nothing, except those of which
+torch_npu reads what they hand back: devices and their name, memory (the host's), handles of streams, events and graphs.
+
+So everything of torch_npu works down to that border: registration, schemas, shape rules, allocation, capture, and each op's own
+C++, which checks its arguments, allocates its results and asks for a kernel. No kernel computes anything: whoever needs
+results must not use this. The calls that say what a device would have been asked for (kernels, copies, waits, operators of
+the older, graph-less interface) are logged, with whether a capture was under way; `tools/_ladder/l3_border.py` reads them.
 
 What the device looks like is read from the environment when the process asks: XGR_STUB_NPU_COUNT (default 1; 0 is a machine
 with CANN and without a card), XGR_STUB_NPU_SOC (default Ascend910B2), XGR_STUB_ACL_INIT (what aclInit returns, default 0).
@@ -28,6 +32,9 @@ NEEDED_LIBRARIES = (
     "libgraph.so",
     "libacl_tdt_channel.so",
 )
+KERNEL_LIBRARY = "libopapi.so"
+# Looked up by name when an op needs it.
+FURTHER_LIBRARY = "libnnopbase.so"
 _BINARIES = ("lib/libtorch_npu.so", "lib/libtensorpipe.so", "lib/libnpu_profiler.so", "_C.*.so")
 _FOREIGN = re.compile(r"^(acl[A-Za-z]|Msprof|rt[A-Z]|Hccl)\w*$")
 
@@ -50,11 +57,22 @@ int aclrtMallocHost(void **at, size_t size) { return reserve(at, size); }
 int aclrtReserveMemAddress(void **at, size_t size, size_t alignment, void *hint, uint64_t flags) { return reserve(at, size); }
 int aclrtFree(void *at) { free(at); return 0; }
 int aclrtFreeHost(void *at) { free(at); return 0; }
-int aclrtMemcpy(void *to, size_t room, const void *from, size_t size, int kind) { memmove(to, from, size); return 0; }
-int aclrtMemcpyAsync(void *to, size_t room, const void *from, size_t size, int kind, void *stream) {
+int aclrtMemcpy(void *to, size_t room, const void *from, size_t size, int kind) {
+  xgr_note("aclrtMemcpy", "", kind);
   memmove(to, from, size);
   return 0;
 }
+int aclrtMemcpyAsync(void *to, size_t room, const void *from, size_t size, int kind, void *stream) {
+  xgr_note("aclrtMemcpyAsync", "", kind);
+  memmove(to, from, size);
+  return 0;
+}
+int aclrtSynchronizeStream(void *stream) { xgr_note("aclrtSynchronizeStream", "", 0); return 0; }
+int aclrtSynchronizeStreamWithTimeout(void *stream, int32_t ms) { xgr_note("aclrtSynchronizeStream", "", 0); return 0; }
+int aclrtSynchronizeDevice(void) { xgr_note("aclrtSynchronizeDevice", "", 0); return 0; }
+int aclrtSynchronizeEvent(void *event) { xgr_note("aclrtSynchronizeEvent", "", 0); return 0; }
+int aclopCompileAndExecute(const char *type) { xgr_note("aclopCompileAndExecute", type, 0); return 0; }
+int aclopCompileAndExecuteV2(const char *type) { xgr_note("aclopCompileAndExecute", type, 0); return 0; }
 int aclrtMemset(void *to, size_t room, int32_t value, size_t size) { memset(to, value, size); return 0; }
 int aclrtCreateStream(void **stream) { return handle(stream); }
 int aclrtCreateStreamWithConfig(void **stream, uint32_t priority, uint32_t flag) { return handle(stream); }
@@ -81,7 +99,7 @@ int aclmdlRICaptureTaskGrpEnd(void *stream, void **group) { return handle(group)
 """
 _BY_NAME = (
     *("aclSetCompileopt", "aclrtCtxSetSysParamOpt", "aclrtSetSysParamOpt", "aclrtSetDeviceSatMode"),
-    *("aclrtSetOpExecuteTimeOut", "aclrtSynchronizeDevice", "aclrtDestroyStreamForce"),
+    *("aclrtSetOpExecuteTimeOut", "aclrtDestroyStreamForce"),
     *("aclmdlRICaptureThreadExchangeMode", "aclmdlRICaptureTaskGrpBegin", "aclmdlRIExecuteAsync"),
     *("aclmdlRICaptureTaskUpdateBegin", "aclmdlRICaptureTaskUpdateEnd", "aclmdlRIDestroy"),
 )
@@ -93,8 +111,44 @@ static void *capturing = 0, *captured = 0;
 static int from_env(const char *name, int value) { const char *s = getenv(name); return s ? atoi(s) : value; }
 static void *an_object(void) { return calloc(1, 64); }
 static int handle(void **at) { return (*at = an_object()) ? 0 : 1; }
-static int reserve(void **at, size_t size) { return posix_memalign(at, 64, size ? size : 64) ? 1 : 0; }
+static int reserve(void **at, size_t size) {
+  if (posix_memalign(at, 64, size ? size : 64)) return 1;
+  memset(*at, 0, size);
+  return 0;
+}
+/* The log: name, operator's type, kind of copy, whether a capture was under way. */
+enum { ROOM = 1 << 20 };
+static struct entry { const char *name; char type[48]; int kind, is_capturing; } entries[ROOM];
+static int num_entries = 0;
+void xgr_note(const char *name, const char *type, int kind) {
+  int place = __sync_fetch_and_add(&num_entries, 1);
+  if (place >= ROOM) abort();
+  entries[place].name = name;
+  strncpy(entries[place].type, type ? type : "", 47);
+  entries[place].kind = kind;
+  entries[place].is_capturing = capturing != 0;
+}
+int xgr_log_size(void) { return num_entries; }
+void xgr_log_clear(void) { num_entries = 0; }
+const char *xgr_log_name(int place) { return entries[place].name; }
+const char *xgr_log_type(int place) { return entries[place].type; }
+int xgr_log_kind(int place) { return entries[place].kind; }
+int xgr_log_is_capturing(int place) { return entries[place].is_capturing; }
 """
+_KERNELS_PREAMBLE = """#include <stdlib.h>
+void xgr_note(const char *name, const char *type, int kind);
+static void *an_object(void) { return calloc(1, 64); }
+static int drop(void *object) { free(object); return 0; }
+"""
+_ARGUMENT_TYPES = (
+    "Tensor",
+    "TensorList",
+    "Scalar",
+    "ScalarList",
+    "IntArray",
+    "BoolArray",
+    "FloatArray",
+)
 
 
 def torch_npu_folder(python: str | Path = sys.executable) -> Path:
@@ -129,19 +183,52 @@ def source_of(names: list[str]) -> str:
     return _PREAMBLE + _WITH_RESULTS + "".join(f"int {name}() {{ return 0; }}\n" for name in rest)
 
 
+def kernel_names(torch_npu: Path) -> list[str]:
+    """Names of the kernels that torch_npu looks up, without those that size their workspace."""
+    found: set[str] = set()
+    for pattern in _BINARIES:
+        for path in torch_npu.glob(pattern):
+            found.update(re.findall(r"\0(aclnn[A-Z]\w*)\0", _text_of(path)))
+    return sorted({name.removesuffix("GetWorkspaceSize") for name in found})
+
+
+def _text_of(path: Path) -> str:
+    """The bytes of a file as characters, with the zero between two strings doubled, so that each has its own."""
+    return path.read_bytes().decode("latin-1").replace("\0", "\0\0")
+
+
+def kernels_source_of(names: list[str]) -> str:
+    """C source of libopapi.so: arguments are objects without content, a kernel is a line of the log."""
+    lines = ["int aclDestroyAclOpExecutor() { return 0; }"]
+    for kind in _ARGUMENT_TYPES:
+        lines.append(f"void *aclCreate{kind}() {{ return an_object(); }}")
+        lines.append(f"int aclDestroy{kind}(void *object) {{ return drop(object); }}")
+    for name in names:
+        lines.append(f"int {name}GetWorkspaceSize() {{ return 0; }}")
+        lines.append(f'int {name}() {{ xgr_note("{name}", "", 0); return 0; }}')
+    return _KERNELS_PREAMBLE + "\n".join(lines) + "\n"
+
+
 def build(folder: Path, torch_npu: Path) -> list[str]:
     """Write the libraries into `folder`; returns the names they define. Raises CalledProcessError where gcc fails."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = undefined_functions(torch_npu)
-    source = folder / "stubs.c"
-    source.write_text(source_of(names))
+    names, kernels = undefined_functions(torch_npu), kernel_names(torch_npu)
+    main, opapi = folder / "stubs.c", folder / "kernels.c"
+    main.write_text(source_of(names))
+    opapi.write_text(kernels_source_of(kernels))
+    _compile(folder, NEEDED_LIBRARIES[0], [str(main)])
     # A function looked up in any of them is found: they depend on the one that defines all.
-    on_first = ["-x", "c", "/dev/null", f"-L{folder}", "-Wl,--no-as-needed", "-lascendcl"]
-    for library in NEEDED_LIBRARIES:
-        inputs = on_first if library != NEEDED_LIBRARIES[0] else [str(source)]
-        command = ["gcc", "-shared", "-fPIC", "-w", "-O1", "-std=gnu11", f"-Wl,-soname,{library}"]
-        subprocess.run([*command, "-o", str(folder / library), *inputs], check=True)
-    return names
+    on_first = [f"-L{folder}", "-Wl,--no-as-needed", "-lascendcl"]
+    for library in NEEDED_LIBRARIES[1:]:
+        _compile(folder, library, ["-x", "c", "/dev/null", *on_first])
+    _compile(folder, KERNEL_LIBRARY, [str(opapi), *on_first])
+    _compile(folder, FURTHER_LIBRARY, ["-x", "c", "/dev/null", *on_first, "-lopapi"])
+    return [*names, *kernels]
+
+
+def _compile(folder: Path, library: str, inputs: list[str]) -> None:
+    command = ["gcc", "-shared", "-fPIC", "-w", "-O0", "-std=gnu11", f"-Wl,-soname,{library}"]
+    subprocess.run([*command, "-o", str(folder / library), *inputs], check=True)
 
 
 def environment(
@@ -152,6 +239,8 @@ def environment(
     return base | {
         "LD_LIBRARY_PATH": path,
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        # Every op reaches the stubs before its call returns, so that the log is in order.
+        "TASK_QUEUE_ENABLE": "0",
         "XGR_STUB_NPU_COUNT": str(num_devices),
         "XGR_STUB_NPU_SOC": soc,
     }

@@ -1,0 +1,159 @@
+"""The checks of rung L3 on what the passes recorded. Importing this module loads torch_npu: only over the stand-ins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tools._ladder import l3_sources
+from tools._ladder.l3_border import BorderCall, BorderLog, offences
+from tools._ladder.l3_recorder import FakeRecorder, Recorded
+from tools._ladder.l3_schemas import schema_failures, stand_in_schemas, vendor_schemas
+from tools._ladder.l3_vendor import GraphsOfFakes, load_vendor
+from tools._ladder.l3_world import Setting, write_world
+
+load_vendor()
+from tools._ladder.l3_passes import Pair, run_border, run_fake  # noqa: E402 - after torch_npu
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+SETTINGS = (
+    Setting("bfloat16", 128),
+    Setting("float16", 128, head_dim=128),
+    Setting("float32", 128),
+    Setting("float32", 16),
+    Setting("bfloat16", 128, is_capturing=False),
+)
+WORKSPACE = (
+    "npu::_npu_fused_infer_attention_score_get_max_workspace"  # its size is the kernel library's
+)
+_HAS_KERNEL = torch._C._dispatch_has_kernel_for_dispatch_key
+_KERNEL_KEYS = (
+    "PrivateUse1",
+    "CompositeImplicitAutograd",
+    "CompositeExplicitAutograd",
+    "CompositeExplicitAutogradNonFunctional",
+)
+
+
+@dataclass
+class Findings:
+    """Everything that was recorded, over all settings."""
+
+    failures: list[str] = field(default_factory=list)
+    npu_calls: dict[str, int] = field(default_factory=dict)
+    aten_ops: set[str] = field(default_factory=set)
+    providers: set[Pair] = field(default_factory=set)
+    counts: dict[str, int] = field(default_factory=dict)
+    border: dict[str, set[BorderCall]] = field(default_factory=dict)
+
+    def count(self, name: str, number: int) -> None:
+        """Add to a count of the report."""
+        self.counts[name] = self.counts.get(name, 0) + number
+
+    def note(self, recorded: Recorded) -> None:
+        """Take over one pass."""
+        for name in recorded.names("npu"):
+            packet = name.split(".")[0].removeprefix("npu::")
+            known = self.npu_calls.get(packet, 0)
+            self.npu_calls[packet] = known + len(recorded.results[name])
+        self.aten_ops |= recorded.names("aten")
+
+
+def run_checks(folder: Path, root: Path, *, allow_reference: bool) -> dict[str, Any]:
+    """Both passes for every setting, then what follows from them."""
+    write_world(folder)
+    found, graphs, log = Findings(), GraphsOfFakes(), BorderLog()
+    for setting in SETTINGS:
+        _one_setting(folder, setting, found, log, allow_reference)
+    found.failures += dict.fromkeys(graphs.failures)
+    found.count("attention calls captured or updated in graphs", graphs.num_updates)
+    found.failures += kernel_failures(found.aten_ops) + offences(found.border)
+    files = l3_sources.sources(root)
+    found.failures += coverage_failures(l3_sources.npu_ops(files), found.npu_calls)
+    api = l3_sources.api_calls(files)
+    found.failures += l3_sources.api_failures(api, torch.npu)  # type: ignore[attr-defined]
+    found.count("uses of torch.npu", len(api))
+    _compare_schemas(found)
+    found.count("npu ops", len(found.npu_calls))
+    found.count("argument shapes of npu ops", sum(found.npu_calls.values()))
+    found.count("aten ops", len(found.aten_ops))
+    kernels = {call.name for calls in found.border.values() for call in calls if call.is_kernel}
+    found.count("kernels asked for", len(kernels))
+    return {
+        "counts": found.counts,
+        "result": "failed" if found.failures else "passed",
+        "providers": sorted(map(list, found.providers)),
+        "failures": found.failures,
+        "npu_ops": dict(sorted(found.npu_calls.items())),
+    }
+
+
+def _one_setting(
+    folder: Path, setting: Setting, found: Findings, log: BorderLog, allow_reference: bool
+) -> None:
+    recorder = FakeRecorder()
+    try:
+        providers, batches = run_fake(folder, setting, recorder, allow_reference=allow_reference)
+        border, executed, again = run_border(folder, setting, log, allow_reference=allow_reference)
+    except Exception as error:  # noqa: BLE001 - whatever stops an engine is a finding of this rung
+        found.failures += [f"{setting.name}: {text}" for text in recorder.failures]
+        found.failures.append(f"{setting.name}: {type(error).__name__}: {error}")
+        return
+    found.failures += [f"{setting.name}: {text}" for text in (*recorder.failures, *border.failures)]
+    found.failures += [
+        f"{setting.name}: {text}" for text in shape_failures(recorder.recorded, border.recorded)
+    ]
+    found.providers |= providers.executed | executed.executed
+    found.note(recorder.recorded)
+    found.aten_ops |= border.recorded.names("aten")
+    for op, calls in border.calls.items():
+        found.border.setdefault(op, set()).update(calls)
+    found.count("batches", batches + again)
+    found.count("ops on fake tensors", recorder.recorded.num_calls)
+    found.count("ops down to the border", border.recorded.num_calls)
+    found.count("results compared with the reference's shapes", providers.num_compared)
+
+
+def shape_failures(fake: Recorded, border: Recorded) -> list[str]:
+    """Calls of vendor ops whose C++ returned something else than their shape rule says."""
+    failures = []
+    for name in sorted(fake.names("npu") & border.names("npu") - {WORKSPACE}):
+        for asked, expected in fake.results[name].items():
+            got = border.results[name].get(asked, expected)
+            if got != expected:
+                failures.append(f"{name}{asked}: the shape rule says {expected}, C++ made {got}")
+    return failures
+
+
+def kernel_failures(ops: Iterable[str]) -> list[str]:
+    """Ops of torch that torch_npu has no kernel for, so that they run on the CPU and break a capture."""
+    return [
+        f"{op}: torch_npu has no kernel for it, it runs on the CPU"
+        for op in sorted(ops)
+        if not any(_HAS_KERNEL(op, key) for key in _KERNEL_KEYS)
+    ]
+
+
+def coverage_failures(in_sources: Mapping[str, str], recorded: Iterable[str]) -> list[str]:
+    """Vendor ops in the sources that no batch reached, and the other way round (the vendor's own helpers aside)."""
+    recorded = set(recorded)
+    never = [
+        f"{where}: npu::{op} is in the sources, and no batch reached it"
+        for op, where in in_sources.items()
+        if op not in recorded
+    ]
+    unknown = sorted(op for op in recorded - set(in_sources) if not op.startswith("_"))
+    return never + [f"npu::{op} was called and is not in the sources" for op in unknown]
+
+
+def _compare_schemas(found: Findings) -> None:
+    vendors = vendor_schemas()
+    found.count("npu schemas registered", len(vendors))
+    for module, ours in stand_in_schemas().items():
+        found.failures += schema_failures(ours, vendors, module)
+        found.count("schemas of stand-ins compared", len(ours))
