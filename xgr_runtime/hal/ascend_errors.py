@@ -104,7 +104,7 @@ def what_failed(text: str) -> str:
     """The call that failed, its code, and what the vendor says about it, without paths, times and tracebacks."""
     call, code = _CALL.search(text), _CODE.search(text)
     if call is None:
-        return first_line(text)
+        return first_line(text).partition(".If reserved memory")[0]
     parts = [f"{call[1].strip()}, error code {code[1]}" if code else call[1].strip()]
     meaning = _MEANING.search(text)
     if meaning:
@@ -164,9 +164,9 @@ def _broken_capture(text: str, codes: set[int]) -> XgrError | None:
 
 def _op_failed(text: str, codes: set[int]) -> XgrError | None:
     missing, called = _ABSENT_IN_CANN.search(text), _ACLNN.search(text)
-    if missing:
+    if missing or "GetOpApiFuncAddr failed" in text:
         return OpUnavailable(
-            f"the installed CANN has no {missing[1]}: install its op library for {_soc()} (the kernels or ops package), and "
+            f"the installed CANN has no {missing[1] if missing else 'op library (libopapi.so)'}: install its op library for {_soc()} (the kernels or ops package), and "
             "the CANN that this torch-npu was released with"
         )
     name, what = called[1] if called else "an op", what_failed(text)
