@@ -26,7 +26,8 @@ class LevelEdges:
 
     def __init__(self, parents: BeamRows, rule_row_S: Tensor, trie: LevelTrie) -> None:
         self.num_columns = trie.num_codes if trie.is_dense else trie.max_fanout
-        self.index_dtype = torch.int32 if trie.alive_RE.numel() <= INT32_MAX else torch.int64
+        largest = trie.alive_RE.numel() + self.num_columns  # a row's columns may go past its edges
+        self.index_dtype = torch.int32 if largest <= INT32_MAX else torch.int64
         self._trie = trie
         self._alive = trie.alive_RE.view(-1)
         is_padding_N = parents.search_of_row_N >= rule_row_S.shape[0]

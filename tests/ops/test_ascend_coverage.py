@@ -1,0 +1,68 @@
+"""Every op has a provider on an Ascend NPU without a reference, named here when one is missing; no card is needed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from xgr_runtime.hal.providers import PROVIDER_MODULES, load_providers
+from xgr_runtime.hal.registry import REFERENCE, Op, OpSpec, all_ops, explain, impl
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+A2 = "Ascend910B2"
+# Triton need not be installed: what it provides is bound only where the vendor's ops are refused.
+OPTIONAL_MODULES = {"xgr_ops.ascend.triton_kernels"}
+
+
+def without_provider(ops: Mapping[str, Op[..., Any]], spec: OpSpec) -> dict[str, list[str]]:
+    """The ops that nobody would serve, each with the reasons of those that were asked."""
+    missing = {}
+    for name, op in ops.items():
+        binding, refusals = explain(op, spec, allow_reference=False)
+        if binding is None:
+            missing[name] = [f"{r.provider}: {r.reason}" for r in refusals if not r.is_load_failure]
+    return missing
+
+
+def test_every_provider_module_loads_without_torch_npu() -> None:
+    assert {failure.module for failure in load_providers("npu")} <= OPTIONAL_MODULES
+    assert set(PROVIDER_MODULES["npu"]) > OPTIONAL_MODULES
+
+
+@pytest.mark.parametrize("name", list(all_ops()))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_op_has_a_provider(name: str, dtype: torch.dtype) -> None:
+    missing = without_provider({name: all_ops()[name]}, OpSpec("npu", dtype, A2))
+    assert not missing, f"no Ascend provider: {missing}"
+
+
+@pytest.mark.parametrize("name", list(all_ops()))
+@pytest.mark.parametrize("capability", [A2, "Ascend910_9391"])
+def test_the_op_is_served_by_stock_ops(name: str, capability: str) -> None:
+    """Not by Triton, which has to be installed, on an Atlas A2 as on an A3."""
+    op = all_ops()[name]
+    binding, _ = explain(op, OpSpec("npu", torch.bfloat16, capability), allow_reference=False)
+    assert binding is not None, name
+    assert binding.provider in ("torch_npu", "aten"), name
+    assert binding.provider != REFERENCE
+
+
+def test_an_op_that_nobody_provides_is_named() -> None:
+    def fresh(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    ops = {"fresh": Op(fresh)}
+    spec = OpSpec("npu", torch.float16, A2)
+    assert list(without_provider(ops, spec)) == ["fresh"]
+    reasons = without_provider(ops, spec)["fresh"]
+    assert any(f"{REFERENCE}: is not allowed on npu" in reason for reason in reasons)
+
+    impl(ops["fresh"], provider="aten", device="npu", accepts=lambda _: "not today")(fresh)
+    assert "aten: not today" in without_provider(ops, spec)["fresh"]
+    impl(ops["fresh"], provider="torch_npu", device="npu")(fresh)
+    assert not without_provider(ops, spec)
