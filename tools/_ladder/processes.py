@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TAIL_LINES = 40
+LINE_LENGTH = 300
 
 
 @dataclass
@@ -72,9 +73,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def tail(log: Path, num_lines: int = TAIL_LINES) -> str:
-    """The last lines of a log."""
+    """The last lines of a log, long ones cut."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
-    return "\n".join(lines[-num_lines:])
+    return "\n".join(line[:LINE_LENGTH] for line in lines[-num_lines:])
 
 
 def junit_counts(path: Path) -> dict[str, int]:

@@ -133,7 +133,7 @@ def read_answer(answer: Path, where: str, code: int, noted: Sequence[Pair]) -> C
     report = json.loads(answer.read_text(encoding="utf-8"))
     failures = list(report.get("failures", []))
     if code != 0 or failures or report.get("result") != "passed":
-        first = f": {failures[0]}" if failures else ""
+        first = f": {failures[0][:300]}" if failures else ""
         raise RungFailed(f"{where}: exit code {code}, {len(failures)} failures{first}")
     counts = {str(name): int(number) for name, number in report["counts"].items()}
     if not any(counts.values()):
