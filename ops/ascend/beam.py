@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-# Candidates of a tile, at about 80 bytes each (indices, scores, and what the sorts hold). A row is never split.
+# Candidates of a tile, at less than 50 bytes each beside what a sort itself needs. A row is never split.
 TILE_CANDIDATES = 1 << 20
 
 
@@ -97,7 +97,7 @@ def select_beams_by_two_sorts(
         # rows) and the tile's candidates of the earlier searches.
         place_M = rank_M + (start_M - first).clamp_(0, last - first) * num_kept
         best = _merge(best, tile, place_M, num_searches)
-    _write(children, best, start_M, trie, num_searches)
+    _write(children, best, start_M, level, trie, num_searches)
     counters[:1].add_(live_N.sum(dtype=torch.float32).long())
 
 
@@ -140,16 +140,18 @@ def _merge(best: _Pool, tile: _Pool, place_M: Tensor, num_searches: int) -> _Poo
 
 
 def _write(
-    children: BeamRows, best: _Pool, start_M: Tensor, trie: LevelTrie, num_searches: int
+    children: BeamRows,
+    best: _Pool,
+    start_M: Tensor,
+    level: LevelEdges,
+    trie: LevelTrie,
+    num_searches: int,
 ) -> None:
     is_padding_M = children.search_of_row_N >= num_searches
     is_dead_M = (best.scores == DEAD) | is_padding_M
     edges_M = best.edges.masked_fill(is_dead_M, 0)
-    if trie.child_node is not None:
-        nodes_M, codes_M = trie.child_node.index_select(0, edges_M), edges_M % trie.num_codes
-    else:
-        assert trie.codes is not None
-        nodes_M, codes_M = edges_M, trie.codes.index_select(0, edges_M)
+    nodes_M = edges_M if trie.child_node is None else trie.child_node.index_select(0, edges_M)
+    codes_M = level.codes_of(edges_M, best.rows)
     first_parent_M = start_M.masked_fill(is_padding_M, 0)
     children.scores_N.copy_(best.scores.masked_fill(is_dead_M, DEAD))
     children.nodes_N.copy_(nodes_M.masked_fill(is_dead_M, 0))

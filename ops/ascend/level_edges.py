@@ -61,6 +61,14 @@ class LevelEdges:
         alive_TF &= self._column_F < self._num_children_N1[first:last]
         return edges_TF, logits_NC[first:last].gather(1, codes_TF.long()), alive_TF
 
+    def codes_of(self, edges: Tensor, rows: Tensor) -> Tensor:
+        """The codes of edges below the given parent rows; where an edge is not below its row, any number."""
+        if self._trie.codes is not None:
+            return self._trie.codes.index_select(0, edges)
+        if not self._first_N1.shape[0]:
+            return torch.zeros_like(edges)
+        return edges - self._first_N1.view(-1).index_select(0, rows)
+
     def _is_alive(self, edges_TF: Tensor, first: int, last: int) -> Tensor:
         bit_TF = edges_TF + self._rule_start_N1[first:last]
         return self._alive.index_select(0, bit_TF.view(-1)).view(edges_TF.shape)
