@@ -1,0 +1,158 @@
+"""Engines as the conformance run uses them: one configuration, catalogues in a folder, and what every batch did."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from xgr_runtime.config import (
+    CacheConfig,
+    LimitsConfig,
+    ModelConfig,
+    OpsConfig,
+    RuntimeConfig,
+    SchedulerConfig,
+    SearchDefaults,
+)
+from xgr_runtime.conformance.difference import Difference
+from xgr_runtime.types import Float32Array, RecRequest, RecResult
+from xgr_runtime.xschedule.batch import Batch, BatchOutput
+from xgr_runtime.xschedule.engine import Engine
+from xgr_runtime.xschedule.results import beam_levels
+
+MAX_WIDTH = 128
+WAIT_MS = 5.0  # long enough for requests that come together to share a batch
+
+
+@dataclass(frozen=True)
+class EngineShape:
+    """What an engine is built with. is_dense: levels may be laid out densely, else in CSR."""
+
+    dtype: torch.dtype
+    page_size: int
+    is_dense: bool = True
+
+    def __str__(self) -> str:
+        layout = "" if self.is_dense else ", CSR"
+        return f"{str(self.dtype).removeprefix('torch.')}, pages of {self.page_size}{layout}"
+
+
+@dataclass
+class EngineEntry:
+    """The checks of one engine. failures: (what was asked, first difference). reason: why it could not be built.
+
+    max_error: the largest difference of a score, in nats. providers: those that it bound, by op.
+    """
+
+    what: str
+    shape: str
+    dtype: str
+    num_checked: int = 0
+    num_failed: int = 0
+    failures: list[tuple[str, str]] = field(default_factory=list)
+    reason: str = ""
+    max_error: float = 0.0
+    tolerance: float = 0.0
+    num_graph_captures: int = 0
+    providers: dict[str, list[str]] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def result(self) -> str:
+        """passed, failed, or refused where an op had no provider for it."""
+        if self.num_failed:
+            return "failed"
+        return "passed" if self.num_checked else "refused"
+
+    def note_failure(self, what: str, message: str, max_kept: int = 8) -> None:
+        """Count a failed check; the first few keep their messages."""
+        self.num_failed += 1
+        if len(self.failures) < max_kept:
+            self.failures.append((what, message[:600]))
+
+
+def make_config(
+    kind: str, shape: EngineShape, catalogs: Mapping[str, Path], *, allow_reference: bool
+) -> RuntimeConfig:
+    """Small buffers, prompts of up to 320 tokens, batches of up to 8 histories."""
+    return RuntimeConfig(
+        device=kind,  # type: ignore[arg-type]
+        model=ModelConfig(dtype=str(shape.dtype).removeprefix("torch.")),  # type: ignore[arg-type]
+        catalogs={name: str(path) for name, path in catalogs.items()},
+        search=SearchDefaults(beam_width=4),
+        limits=LimitsConfig(max_prompt_tokens=320, max_beam_width=MAX_WIDTH),
+        scheduler=SchedulerConfig(
+            max_batch_tokens=1024, max_batch_rows=8 * MAX_WIDTH, max_wait_ms=WAIT_MS
+        ),
+        cache=CacheConfig(
+            page_size_tokens=shape.page_size,
+            prefix_cache_bytes=1 << 20,
+            dense_level_bytes=1 << 20 if shape.is_dense else 0,
+        ),
+        ops=OpsConfig(allow_reference=allow_reference),
+    )
+
+
+class Runs:
+    """Every batch that an engine ran while it was recorded, and what came back."""
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[Batch, BatchOutput]] = []
+
+    @property
+    def largest(self) -> int:
+        """The most histories of one batch."""
+        return max((batch.num_histories for batch, _ in self.pairs), default=0)
+
+    def levels(self, request_id: str) -> tuple[list[tuple[np.ndarray, Float32Array]], int]:
+        """Per round the trie nodes and scores of the live rows of the last run of a request, and the status of its search."""
+        for batch, output in reversed(self.pairs):
+            if request_id not in batch.request_ids:
+                continue
+            history = batch.request_ids.index(request_id)
+            for group, out in zip(batch.groups, output.groups, strict=True):
+                for index in np.flatnonzero(group.history_of_S == history).tolist():
+                    return beam_levels(group, out, index), int(out.status_S[index])
+        raise Difference(f"no batch held request {request_id!r}")
+
+
+@contextmanager
+def recorded(engine: Engine) -> Iterator[Runs]:
+    """Notes the runs of an engine while it is open."""
+    runs, run = Runs(), engine.worker.run
+
+    def noting(batch: Batch) -> BatchOutput:
+        output = run(batch)
+        runs.pairs.append((batch, output))
+        return output
+
+    engine.worker.run = noting  # type: ignore[method-assign]
+    try:
+        yield runs
+    finally:
+        engine.worker.run = run  # type: ignore[method-assign]
+
+
+def ask(engine: Engine, requests: Sequence[RecRequest], way: str) -> list[RecResult | Exception]:
+    """Answer requests: "alone" one at a time and never captured, otherwise all together. What one raises is its answer."""
+    graphs = engine.worker.graphs
+    is_capturing = graphs.is_capturing
+    graphs.is_capturing = is_capturing and way != "alone"
+    answers: list[RecResult | Exception] = []
+    try:
+        futures = []
+        for request in requests:
+            futures.append(engine.submit_future(request))
+            if way == "alone":
+                futures[-1].exception()
+        for future in futures:
+            error = future.exception()
+            if error is not None and not isinstance(error, Exception):
+                raise error
+            answers.append(error or future.result())
+    finally:
+        graphs.is_capturing = is_capturing
+    return answers
