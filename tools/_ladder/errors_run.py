@@ -95,10 +95,10 @@ def run(command: Sequence[str], environment: dict[str, str]) -> Done:
 
 
 def refused(done: Done, *words: str) -> None:
-    """Exit code 2 and one line on standard error that holds the words; torch_npu's own warnings may stand before it."""
+    """Exit code 2 and one line on standard error that holds the words, beside what torch_npu itself prints as warnings."""
     assert done.code == 2, done
     assert "Traceback" not in done.err + done.out, done
-    lines = [line for line in done.err.splitlines() if not line.startswith("Warning: ")]
+    lines = [line for line in done.err.splitlines() if not line.startswith(("Warning: ", "[W"))]
     assert len(lines) == 1, done
     assert lines[0].startswith("xgr: "), done
     for word in words:

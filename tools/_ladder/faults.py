@@ -31,6 +31,8 @@ FAULTS = {
     ),
     "libopapi.so": ("kernels.c", ("aclnnAddGetWorkspaceSize",)),
 }
+# Looked up for SoCs before Atlas A2 only.
+OLDER_SOC = ("aclrtSetStreamOverflowSwitch", "aclrtGetStreamOverflowSwitch")
 NUM_ARGUMENTS = (
     12  # more than any of these functions has; each fits a register or a slot of the stack
 )
@@ -50,7 +52,8 @@ def _rebuild(folder: Path, library: str, source: str, functions: tuple[str, ...]
     if absent:
         raise RuntimeError(f"{source} of the stubs has no {', '.join(absent)}")
     wrappers, renamed = folder / f"faults-{source}", folder / f"renamed-{source}.o"
-    wrappers.write_text(_wrappers_of(functions), encoding="utf-8")
+    added = [name for name in OLDER_SOC if library == "libascendcl.so" and f" {name}(" not in text]
+    wrappers.write_text(_wrappers_of(functions, added), encoding="utf-8")
     macros = [f"-D{name}=xgr_real_{name}" for name in functions]
     subprocess.run([*COMPILE, "-c", *macros, "-o", str(renamed), str(folder / source)], check=True)
     on_first = [] if library == "libascendcl.so" else [f"-L{folder}", "-lascendcl"]
@@ -59,10 +62,10 @@ def _rebuild(folder: Path, library: str, source: str, functions: tuple[str, ...]
     subprocess.run([*command, *inputs], check=True)
 
 
-def _wrappers_of(functions: tuple[str, ...]) -> str:
+def _wrappers_of(functions: tuple[str, ...], added: list[str]) -> str:
     parameters = ", ".join(f"void *a{i}" for i in range(NUM_ARGUMENTS))
     arguments = ", ".join(f"a{i}" for i in range(NUM_ARGUMENTS))
-    lines = ["#include <stdlib.h>"]
+    lines = ["#include <stdlib.h>", *(f"int {name}() {{ return 0; }}" for name in added)]
     for name in functions:
         lines.append(f"int xgr_real_{name}();")
         lines.append(

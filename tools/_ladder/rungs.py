@@ -176,7 +176,7 @@ def l2(context: Context) -> Checked:
 def l3(context: Context) -> Checked:
     place = context.environments.place(NPU)
     calls = run_script(context, SCRIPTS / "l3_run.py", place, limit_s=240)
-    errors = run_script(context, SCRIPTS / "errors_run.py", place, limit_s=120)
+    errors = run_script(context, SCRIPTS / "errors_run.py", place, limit_s=300)
     return joined({"": calls, "errors": errors})
 
 
