@@ -1,4 +1,4 @@
-"""Providers of an Ascend NPU called on the CPU: what they are called with, and how their results are compared.
+"""Providers of an Ascend NPU called on the CPU, and copies of what they are called with.
 
 Their aten ops run as they are and the vendor's are imitated (`vendor_ops`), so this shows what they compute, not that an
 NPU has a kernel for each of their ops.
@@ -6,10 +6,8 @@ NPU has a kernel for each of their ops.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
-import torch
 import xgr_ops.ascend.activation
 import xgr_ops.ascend.beam
 import xgr_ops.ascend.cache
@@ -18,13 +16,11 @@ import xgr_ops.ascend.norm
 import xgr_ops.ascend.rope
 
 from tests.ascend import vendor_ops
+from xgr_runtime.conformance.comparison import CPU, clone_to, convert
 from xgr_runtime.hal.registry import Impl, Op, all_ops
-from xgr_runtime.hal.tolerances import TOLERANCES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.ops.inputs import OpCase
+    import torch
 
 vendor_ops.define()
 MODULES = tuple(
@@ -51,33 +47,19 @@ def providers() -> dict[str, Provider]:
     }
 
 
-def convert(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same arguments with every tensor changed, also inside dataclasses."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {
-            f.name: convert(getattr(value, f.name), change) for f in dataclasses.fields(value)
-        }
-        return dataclasses.replace(value, **fields)
-    if isinstance(value, dict):
-        return {name: convert(element, change) for name, element in value.items()}
-    return value
+def copied(arguments: Any) -> Any:
+    """The same arguments in memory of their own, strides included."""
+    return convert(arguments, clone_to(CPU))
 
 
-def own_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides."""
-    if 0 in tensor.stride():
-        return tensor[:1].clone().expand_as(tensor)
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)
+def fill(buffers: Any, arguments: Any) -> None:
+    """Copy arguments of the same shapes into buffers; views that repeat one row stay as they are."""
+    for target, source in zip(tensors_of(buffers), tensors_of(arguments), strict=True):
+        if 0 not in target.stride():
+            target.copy_(source)
 
 
-def widened(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in which half precision is fp32, for the reference."""
-    return own_copy(tensor).float() if tensor.is_floating_point() else own_copy(tensor)
-
-
-def tensors_of(value: Any) -> list[torch.Tensor]:
+def tensors_of(arguments: Any) -> list[torch.Tensor]:
     """Every tensor inside arguments, in a fixed order."""
     found: list[torch.Tensor] = []
 
@@ -85,27 +67,5 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
         found.append(tensor)
         return tensor
 
-    convert(value, note)
+    convert(arguments, note)
     return found
-
-
-def run(fn: Callable[..., Any], case: OpCase, args: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """What the contract specifies of a call; arguments that it may not write to are afterwards what they were."""
-    untouched = {name: arg for name, arg in args.items() if name not in case.mutates}
-    before = [tensor.clone() for tensor in tensors_of(untouched)]
-    result = fn(**args)
-    for old, new in zip(before, tensors_of(untouched), strict=True):
-        assert torch.equal(old.contiguous().view(torch.uint8), new.contiguous().view(torch.uint8))
-    return case.view(args, result)
-
-
-def assert_close(
-    got: torch.Tensor, expected: torch.Tensor, case: OpCase, dtype: torch.dtype
-) -> None:
-    """Within the tolerance of the dtype, or bit by bit where the case is exact."""
-    assert got.shape == expected.shape, case.label
-    tolerance = TOLERANCES[dtype]
-    rtol, atol = (0.0, 0.0) if case.is_exact else (tolerance.rtol, tolerance.atol)
-    torch.testing.assert_close(
-        got.double(), expected.double(), rtol=rtol, atol=atol, equal_nan=True, msg=case.label
-    )

@@ -20,7 +20,7 @@ from xgr_ops.ascend.beam import (
     select_beams_by_two_sorts,
 )
 
-from tests.ascend.providers import convert, own_copy, tensors_of
+from tests.ascend.providers import copied, fill
 from tests.helpers.strict_device import StrictDevice
 from tests.ops.beam_cases import (
     DEAD,
@@ -242,12 +242,11 @@ def test_one_capture_serves_other_values(layout: str) -> None:
     }
     cases = [random_case(seed, values=seed % 4, **changes) for seed in range(6)]
     args = [arguments(case, layout) for case in cases]
-    buffers = convert(args[0], own_copy)
+    buffers = copied(args[0])
     with tiles_of(40):
         graph = StrictDevice().capture("select", lambda: select_beams_by_two_sorts(**buffers))
         for case, values in zip(cases, args, strict=True):
-            for target, source in zip(tensors_of(buffers), tensors_of(values), strict=True):
-                target.copy_(source)
+            fill(buffers, values)
             graph.replay()
             assert outcome(buffers["children"], buffers["counters"]) == oracle_select(case)
 

@@ -7,23 +7,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests.ascend.providers import (
-    assert_close,
-    convert,
-    own_copy,
-    providers,
-    run,
-    tensors_of,
-    widened,
-)
+from tests.ascend.providers import copied, fill, providers, tensors_of
 from tests.helpers.strict_device import RuleBroken, StrictDevice
 from tests.ops.inputs import GENERATORS, OpCase
+from xgr_runtime.conformance.comparison import call, compare, expected_results, native_dtypes
 from xgr_runtime.hal.registry import OpSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+F32 = torch.float32
+DTYPES = (F32, torch.float16, torch.bfloat16)
 NAMES = (
     "add_rms_norm",
     "children_logsumexp",
@@ -64,21 +58,15 @@ def is_vendors(provider: str) -> bool:
 @pytest.mark.parametrize("name", NAMES)
 def test_parity(name: str, dtype: torch.dtype) -> None:
     op, found = providers()[name]
+    native = native_dtypes(op, GENERATORS[name], dtype)
     num_cases = 0
     for case in GENERATORS[name](dtype):
         assert found.accepts(OpSpec("npu", dtype, A2, case.dims)) is None, case.label
-        args = convert(case.args, own_copy)
-        own = {t.untyped_storage().data_ptr() for t in tensors_of(args)}
-        got = run(found.fn, case, args)
-        expected = run(op.reference, case, convert(case.args, widened))
-        native = run(op.reference, case, convert(case.args, own_copy))
+        expected = expected_results(op, case)
+        got = call(found.fn, case, copied(case.args))
         assert got.keys() == expected.keys()
         for key, tensor in got.items():
-            assert_close(tensor, expected[key], case, dtype)
-            assert tensor.dtype == native[key].dtype, key
-            assert tensor.is_contiguous() or not key.startswith("result"), key
-            if key.startswith("result") and tensor.numel():
-                assert tensor.untyped_storage().data_ptr() not in own, f"{key} is no new memory"
+            compare(tensor, expected[key], case, dtype, native[key])
         num_cases += 1
     assert num_cases >= 4
 
@@ -92,20 +80,17 @@ def smallest_and_largest(cases: list[OpCase]) -> list[OpCase]:
 def test_captured_and_replayed_without_a_host_read(name: str) -> None:
     """The replay starts from the same buffers, filled again, and has to run the same ops with the same constants."""
     op, found = providers()[name]
-    for case in smallest_and_largest(list(GENERATORS[name](torch.float32))):
-        args = convert(case.args, own_copy)
+    native = native_dtypes(op, GENERATORS[name], F32)
+    for case in smallest_and_largest(list(GENERATORS[name](F32))):
+        args = copied(case.args)
         results: list[Any] = []
         graph = StrictDevice().capture(name, recording(found.fn, args, results))
         assert graph.num_ops > 0
-        for target, original in zip(tensors_of(args), tensors_of(case.args), strict=True):
-            if 0 not in target.stride():
-                target.copy_(original)
+        fill(args, case.args)
         graph.replay()
-        fresh = convert(case.args, own_copy)
-        expected = case.view(fresh, op.reference(**fresh))
-        got = case.view(args, results[-1])
-        for key, tensor in got.items():
-            assert_close(tensor, expected[key], case, torch.float32)
+        expected = expected_results(op, case)
+        for key, tensor in case.view(args, results[-1]).items():
+            compare(tensor, expected[key], case, F32, native[key])
 
 
 def recording(
