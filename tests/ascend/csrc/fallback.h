@@ -148,20 +148,28 @@ class Run {
     return graph_->is_dispatching && schema_.name().rfind("npu::npu_fused_infer_attention_score", 0) == 0;
   }
 
-  // Numbers may come as host tensors; index tensors are copied by the indexing ops themselves.
+  // Numbers may come as host tensors, and the places that an indexing op copies itself; nothing else.
   void check_host_tensors() {
-    bool is_indexing = schema_.name().rfind("aten::index", 0) == 0 ||
-                       schema_.name().rfind("aten::_index_put", 0) == 0 ||
-                       schema_.name().rfind("aten::_unsafe_index", 0) == 0;
     for (const auto& tensor : host_) {
       if (tensor.dim() == 0) continue;
       TORCH_CHECK(
-          is_indexing && !pairs_.empty() && !pairs_[0].device.is_same(tensor),
+          is_index(tensor),
           "Expected all tensors to be on the same device, but found at least two devices, npu:0 and cpu! (",
           name(), ")");
       Lock lock(mutex());
       refuse_in_capture("a copy from host memory (" + name() + ")");
     }
+  }
+
+  bool is_index(const at::Tensor& tensor) const {
+    const auto& name = schema_.name();
+    if (name != "aten::index" && name != "aten::index_put" && name != "aten::index_put_" &&
+        name != "aten::_index_put_impl_") {
+      return false;
+    }
+    const auto indices = stack_[first_ + 1].toOptionalTensorVector();
+    return !is_host(stack_[first_].toTensor()) &&
+           std::any_of(indices.begin(), indices.end(), [&](const auto& one) { return one && one->is_same(tensor); });
   }
 
   // Call with the lock held.
@@ -216,12 +224,8 @@ class Run {
     }
     TORCH_CHECK(result.device().is_cpu() && result.layout() == at::kStrided, name(), " returns no plain tensor");
     c10::intrusive_ptr<c10::StorageImpl> memory = storage.getWeakStorageImpl().lock();
-    claim(static_cast<int64_t>(memory->nbytes()));
-    auto block = c10::make_intrusive<Block>(std::move(memory), graph_id_);
-    if (graph_ != nullptr) {
-      outputs_.back() = result;
-      graph_->own.push_back(block);
-    }
+    auto block = new_block(graph_id_, static_cast<int64_t>(memory->nbytes()), [&] { return memory; });
+    if (graph_ != nullptr) outputs_.back() = result;
     {
       Lock lock(mutex());
       block->written = {current_stream(), at_now()};

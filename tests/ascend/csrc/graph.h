@@ -22,7 +22,7 @@ struct Call {
 struct Graph {
   bool is_captured = false;
   bool is_dispatching = false;  // auto_dispatch_capture
-  int64_t pool = 0;
+  PoolPtr pool;
   std::vector<Call> calls;
   std::vector<size_t> updatable;  // places of calls that `update` reaches
   std::vector<BlockPtr> own;
@@ -44,7 +44,17 @@ inline std::shared_ptr<Graph> graph_of(int64_t id) {
   return found->second;
 }
 
-inline void adopt(int64_t graph, const BlockPtr& block) { graph_of(graph)->own.push_back(block); }
+inline BlockPtr new_block(
+    int64_t id, int64_t bytes, const std::function<c10::intrusive_ptr<c10::StorageImpl>()>& memory) {
+  if (id == 0) {
+    claim(bytes, nullptr);
+    return c10::make_intrusive<Block>(memory(), 0, nullptr);
+  }
+  auto graph = graph_of(id);
+  claim(bytes, graph->pool.get());
+  graph->own.push_back(c10::make_intrusive<Block>(memory(), id, graph->pool));
+  return graph->own.back();
+}
 
 // Memory that the capture of this graph uses; before the call is done.
 inline void keep(Graph& graph, int64_t id, Block& block, bool is_write) {
@@ -103,16 +113,16 @@ inline void replay(int64_t id) {
     if (!graph->updatable.empty() && !graph->is_updated) {
       broken("replay without update since the last one: the graph waits for an event of the update, forever");
     }
-    if (state().flags.order && !is_behind(graph->replayed)) {
-      broken("replay on " + name_of(current_stream()) + " while the one on " + name_of(graph->replayed.stream) +
-             " may still run");
+    if (state().flags.order && !is_behind(graph->pool->replayed)) {
+      broken("replay on " + name_of(current_stream()) + " while a graph of the same pool may still run on " +
+             name_of(graph->pool->replayed.stream));
     }
     for (const auto& [block, kept] : graph->others) {
       if (!block->is_live) broken("replay of a graph that uses memory which was freed since its capture");
     }
     graph->is_updated = false;
     const auto now = tick();
-    graph->replayed = {current_stream(), now};
+    graph->replayed = graph->pool->replayed = {current_stream(), now};
     for (const auto& [block, kept] : graph->others) touch(*block, kept.second, now, "a replay");
     for (const auto& block : graph->own) touch(*block, true, now, "a replay");
   }
@@ -158,7 +168,9 @@ inline void begin_capture(int64_t id, int64_t pool, const std::string& mode, boo
   if (current_stream() == kDefaultStream) broken("a capture on the default stream");
   if (graph->is_captured) broken("a capture into a graph that holds one: reset it first");
   TORCH_CHECK(mode == "global" || mode == "thread_local" || mode == "relaxed", "capture_error_mode ", mode);
-  graph->pool = pool;
+  static auto* pools = new std::map<int64_t, std::weak_ptr<Pool>>();
+  graph->pool = (*pools)[pool].lock();
+  if (!graph->pool) (*pools)[pool] = graph->pool = std::make_shared<Pool>();
   graph->is_dispatching = is_dispatching;
   state().capture.reset(new Capture{id, current_stream(), std::this_thread::get_id(), mode, ""});
 }

@@ -10,6 +10,7 @@
 #include <c10/core/StorageImpl.h>
 
 #include <cstring>
+#include <functional>
 
 #include "state.h"
 
@@ -36,11 +37,28 @@ inline std::string in_mib(int64_t bytes) {
   return text;
 }
 
+struct Use {
+  int64_t stream = 0, tick = 0;
+};
+
+// What graphs share: memory that one frees is used again by the next capture, so their most at any time is reserved.
+// (Counted only. Here no address is given out twice, so that a graph which reads freed memory is caught.)
+struct Pool {
+  int64_t used = 0, reserved = 0;
+  Use replayed;  // the last replay of any graph of the pool
+  ~Pool() {
+    Lock lock(memory_mutex());
+    memory_count().reserved -= reserved;
+  }
+};
+using PoolPtr = std::shared_ptr<Pool>;
+
 // The class and the first words are those of torch_npu 2.13 (its allocator throws c10::OutOfMemoryError).
-inline void claim(int64_t bytes) {
+inline void claim(int64_t bytes, Pool* pool) {
   Lock lock(memory_mutex());
   auto& count = memory_count();
-  if (count.reserved + bytes > count.limit) {
+  const auto growth = pool == nullptr ? bytes : std::max<int64_t>(0, pool->used + bytes - pool->reserved);
+  if (count.reserved + growth > count.limit) {
     throw c10::OutOfMemoryError(
         {__func__, __FILE__, __LINE__},
         "NPU out of memory. Tried to allocate " + in_mib(bytes) + " (NPU 0; " + in_mib(count.limit) +
@@ -48,57 +66,54 @@ inline void claim(int64_t bytes) {
             in_mib(count.limit - count.reserved) + " free; " + in_mib(count.reserved) +
             " reserved in total by PyTorch)");
   }
+  if (pool != nullptr) {
+    pool->used += bytes;
+    pool->reserved += growth;
+  }
   count.used += bytes;
-  count.reserved += bytes;
+  count.reserved += growth;
   count.peak_used = std::max(count.peak_used, count.used);
   count.peak_reserved = std::max(count.peak_reserved, count.reserved);
 }
 
-struct Use {
-  int64_t stream = 0, tick = 0;
-};
+inline void give_back(int64_t bytes, Pool* pool) {
+  Lock lock(memory_mutex());
+  memory_count().used -= bytes;
+  if (pool == nullptr) {
+    memory_count().reserved -= bytes;
+  } else {
+    pool->used -= bytes;
+  }
+}
 
 struct Block : c10::intrusive_ptr_target {
   // The bytes are claimed before.
-  Block(c10::intrusive_ptr<c10::StorageImpl> memory, int64_t graph_id)
-      : cpu(std::move(memory)), bytes(static_cast<int64_t>(cpu->nbytes())), graph(graph_id) {}
-  ~Block() override {
-    if (graph != 0 && is_dead_counted) give_back(bytes);
-  }
-  // The device storage is gone. What belongs to a graph stays reserved until the graph goes too.
+  Block(c10::intrusive_ptr<c10::StorageImpl> memory, int64_t graph_id, PoolPtr of_graph)
+      : cpu(std::move(memory)),
+        bytes(static_cast<int64_t>(cpu->nbytes())),
+        graph(graph_id),
+        pool(std::move(of_graph)) {}
+
+  // The device storage is gone; graphs may still hold the memory.
   void die() {
     is_live = false;
-    {
-      Lock lock(memory_mutex());
-      memory_count().used -= bytes;
-    }
-    if (graph != 0) {
-      is_dead_counted = true;
-    } else {
-      give_back(bytes);
-    }
+    give_back(bytes, pool.get());
   }
   void resized() {
     const auto now = static_cast<int64_t>(cpu->nbytes());
     if (now > bytes) {
-      claim(now - bytes);
+      claim(now - bytes, pool.get());
     } else {
-      give_back(bytes - now);
-      Lock lock(memory_mutex());
-      memory_count().used -= bytes - now;
+      give_back(bytes - now, pool.get());
     }
     bytes = now;
-  }
-  static void give_back(int64_t bytes) {
-    Lock lock(memory_mutex());
-    memory_count().reserved -= bytes;
   }
 
   c10::intrusive_ptr<c10::StorageImpl> cpu;
   int64_t bytes;
   int64_t graph;  // the graph during whose capture it was allocated, 0 if none
+  PoolPtr pool;   // that graph's
   std::atomic<bool> is_live{true};
-  bool is_dead_counted = false;
   Use written;             // the last write
   std::vector<Use> reads;  // since the last write, one a stream
 };
@@ -119,18 +134,18 @@ inline int64_t capturing_graph(const char* what) {
   return enter(what);
 }
 
-void adopt(int64_t graph, const BlockPtr& block);  // keeps a block as long as its graph
+// A block of that much memory, owned by the graph whose capture allocates it, if any.
+BlockPtr new_block(int64_t graph, int64_t bytes, const std::function<c10::intrusive_ptr<c10::StorageImpl>()>& memory);
 
 struct DeviceAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     const auto graph = capturing_graph("an allocation");
-    claim(static_cast<int64_t>(bytes));
-    auto cpu = c10::make_intrusive<c10::StorageImpl>(
-        c10::StorageImpl::use_byte_size_t(), bytes, c10::GetCPUAllocator(), true);
-    if (bytes > 0 && state().flags.poison) std::memset(cpu->mutable_data(), 0xFF, bytes);
-    auto block = c10::make_intrusive<Block>(std::move(cpu), graph);
-    if (graph != 0) adopt(graph, block);
-    return data_of(std::move(block));
+    return data_of(new_block(graph, static_cast<int64_t>(bytes), [bytes] {
+      auto cpu = c10::make_intrusive<c10::StorageImpl>(
+          c10::StorageImpl::use_byte_size_t(), bytes, c10::GetCPUAllocator(), true);
+      if (bytes > 0 && state().flags.poison) std::memset(cpu->mutable_data(), 0xFF, bytes);
+      return cpu;
+    }));
   }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
   void copy_data(void* dest, const void* src, std::size_t count) const override {
