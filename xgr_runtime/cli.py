@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import xgr_runtime
-from xgr_runtime import config_cli, doctor_cli, shipped_cli
+from xgr_runtime import config_cli, conformance_cli, doctor_cli, shipped_cli
 from xgr_runtime.errors import XgrError, printable
 from xgr_runtime.service import catalog_admin_cli, metrics_cli, service_cli
 from xgr_runtime.xbeam import catalog_cli
@@ -54,6 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
     config_cli.add_parser(subparsers)
     metrics_cli.add_parser(subparsers)
     doctor_cli.add_parser(subparsers)
+    conformance_cli.add_parser(subparsers)
     shipped_cli.add_parsers(subparsers)
     return parser
 

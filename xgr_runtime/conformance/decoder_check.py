@@ -6,13 +6,12 @@ the device's arithmetic that is judged.
 """
 
 import dataclasses
-import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from xgr_runtime.conformance.decoder_reference import (
     Array,
@@ -28,6 +27,7 @@ from xgr_runtime.conformance.engines import (
     Runs,
     ask,
     make_config,
+    noting_failures,
     recorded,
 )
 from xgr_runtime.conformance.same_answer import (
@@ -39,7 +39,6 @@ from xgr_runtime.conformance.same_answer import (
 )
 from xgr_runtime.conformance.searches import WAYS, write_catalogs
 from xgr_runtime.conformance.vectors import VectorCatalog, VectorItem
-from xgr_runtime.errors import OpUnavailable
 from xgr_runtime.hal.device import Device
 from xgr_runtime.hal.tolerances import TOLERANCES
 from xgr_runtime.types import NORMALIZATIONS, Normalization, RecRequest, RecResult, Search
@@ -129,59 +128,51 @@ class _References:
         return np.asarray(wanted - largest - np.log(np.exp(read - largest).sum()))
 
 
-def check_decoder(device: Device, shape: EngineShape, *, allow_reference: bool) -> EngineEntry:
-    """Every case in every way on one engine."""
-    sizes, name = DecoderShape(), str(shape.dtype).removeprefix("torch.")
-    entry = EngineEntry("decoder", str(shape), name)
-    entry.tolerance, start = TOLERANCES[shape.dtype].same_answer, time.perf_counter()
-    weights, catalog = random_weights(sizes, shape.dtype), _catalog(sizes.vocab_size)
-    references = _References(PlainDecoder(sizes, weights), catalog)
-    with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder) / "model"
-        model.mkdir()
-        write_checkpoint(model, sizes, weights)
-        paths = write_catalogs({"main": catalog}, Path(folder))
-        config = make_config(device.kind, shape, paths, allow_reference=allow_reference)
-        named = dataclasses.replace(config.model, path=str(model))
-        config = dataclasses.replace(config, model=named)
-        try:
-            engine = Engine.from_config(config, device)
-        except OpUnavailable as error:
-            entry.reason = str(error)
-            return entry
-        with engine:
+class DecoderCheck:
+    """The decoder with weights of one dtype, as a checkpoint in an existing empty folder, and its float64 scores."""
+
+    what = "decoder"
+
+    def __init__(self, dtype: torch.dtype, folder: Path) -> None:
+        sizes = DecoderShape()
+        weights, self._catalog = random_weights(sizes, dtype), _catalog(sizes.vocab_size)
+        self._cases = _cases(sizes.vocab_size)
+        self._references = _References(PlainDecoder(sizes, weights), self._catalog)
+        self._folder = folder
+        write_checkpoint(folder, sizes, weights)
+        self._paths = write_catalogs({"main": self._catalog}, folder)
+
+    def run(self, device: Device, shape: EngineShape, *, allow_reference: bool) -> EngineEntry:
+        """Every case in every way on one engine. shape: with the dtype of the weights."""
+        entry = EngineEntry(self.what, shape)
+        entry.tolerance = TOLERANCES[shape.dtype].same_answer
+        config = make_config(device.kind, shape, self._paths, allow_reference=allow_reference)
+        model = dataclasses.replace(config.model, path=str(self._folder))
+        with (
+            noting_failures(entry),
+            Engine.from_config(dataclasses.replace(config, model=model), device) as engine,
+        ):
             for way in WAYS:
-                _check_way(engine, _cases(sizes.vocab_size), references, catalog, way, entry)
-            stats = engine.stats()
-    entry.providers = {op: list(bound) for op, bound in stats.providers.items()}
-    entry.num_graph_captures = stats.num_graph_captures
-    entry.seconds = time.perf_counter() - start
-    return entry
+                self._check_way(engine, way, entry)
+            entry.note_engine(engine.stats())
+        return entry
 
-
-def _check_way(
-    engine: Engine,
-    cases: Sequence[_Case],
-    references: _References,
-    catalog: VectorCatalog,
-    way: str,
-    entry: EngineEntry,
-) -> None:
-    limit = None if entry.dtype == "float32" else _POSSIBLE_LIMIT
-    with recorded(engine) as runs:
-        answers = ask(engine, [case.request() for case in cases], way)
-    for case, result in zip(cases, answers, strict=True):
-        entry.num_checked += 1
-        try:
-            if isinstance(result, Exception):
-                raise Difference(f"{type(result).__name__}: {result}")
-            answer = _answer(case, result, catalog, runs)
-            stats = assert_same_answer(
-                answer, references.of(case), entry.tolerance, case.widths, limit
-            )
-            entry.max_error = max(entry.max_error, stats.max_error)
-        except Difference as difference:
-            entry.note_failure(f"{case.name}, {way}", str(difference))
+    def _check_way(self, engine: Engine, way: str, entry: EngineEntry) -> None:
+        limit = None if entry.shape.dtype == torch.float32 else _POSSIBLE_LIMIT
+        with recorded(engine) as runs:
+            answers = ask(engine, [case.request() for case in self._cases], way)
+        for case, result in zip(self._cases, answers, strict=True):
+            entry.num_checked += 1
+            try:
+                if isinstance(result, Exception):
+                    raise Difference(f"{type(result).__name__}: {result}")
+                answer = _answer(case, result, self._catalog, runs)
+                stats = assert_same_answer(
+                    answer, self._references.of(case), entry.tolerance, case.widths, limit
+                )
+                entry.max_error = max(entry.max_error, stats.max_error)
+            except Difference as difference:
+                entry.note_failure(f"{case.name}, {way}", str(difference))
 
 
 def _answer(case: _Case, result: RecResult, catalog: VectorCatalog, runs: Runs) -> Answer:

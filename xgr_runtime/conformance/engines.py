@@ -1,5 +1,6 @@
 """Engines as the conformance run uses them: one configuration, catalogues in a folder, and what every batch did."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,9 +19,11 @@ from xgr_runtime.config import (
     SearchDefaults,
 )
 from xgr_runtime.conformance.difference import Difference
+from xgr_runtime.errors import OpUnavailable
 from xgr_runtime.types import Float32Array, RecRequest, RecResult
 from xgr_runtime.xschedule.batch import Batch, BatchOutput
 from xgr_runtime.xschedule.engine import Engine
+from xgr_runtime.xschedule.engine_stats import EngineStats
 from xgr_runtime.xschedule.results import beam_levels
 
 MAX_WIDTH = 128
@@ -48,8 +51,7 @@ class EngineEntry:
     """
 
     what: str
-    shape: str
-    dtype: str
+    shape: EngineShape
     num_checked: int = 0
     num_failed: int = 0
     failures: list[tuple[str, str]] = field(default_factory=list)
@@ -67,11 +69,32 @@ class EngineEntry:
             return "failed"
         return "passed" if self.num_checked else "refused"
 
+    def note_engine(self, stats: EngineStats) -> None:
+        """What the engine bound and captured."""
+        self.providers = {op: list(bound) for op, bound in stats.providers.items()}
+        self.num_graph_captures = stats.num_graph_captures
+
     def note_failure(self, what: str, message: str, max_kept: int = 8) -> None:
         """Count a failed check; the first few keep their messages."""
         self.num_failed += 1
         if len(self.failures) < max_kept:
             self.failures.append((what, message[:600]))
+
+
+@contextmanager
+def noting_failures(entry: EngineEntry) -> Iterator[None]:
+    """Around an engine: what has no provider is its reason, whatever else is raised its failure. Takes the time."""
+    start = time.perf_counter()
+    try:
+        yield
+    except OpUnavailable as error:
+        entry.reason = str(error)
+        if entry.num_checked:
+            entry.note_failure("engine", entry.reason)
+    except Exception as error:  # noqa: BLE001 - a provider may raise anything, and the run goes on
+        entry.note_failure("engine", f"{type(error).__name__}: {error}")
+    finally:
+        entry.seconds = time.perf_counter() - start
 
 
 def make_config(

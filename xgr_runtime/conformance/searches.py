@@ -4,8 +4,6 @@ Only the network is missing: catalogue slots, rules, prefill, pages, rounds, reo
 are the runtime's own, with the providers that it binds on the device.
 """
 
-import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,11 +16,11 @@ from xgr_runtime.conformance.engines import (
     Runs,
     ask,
     make_config,
+    noting_failures,
     recorded,
 )
 from xgr_runtime.conformance.table_model import TableModel
 from xgr_runtime.conformance.vectors import Vector, VectorCatalog, VectorSet
-from xgr_runtime.errors import OpUnavailable
 from xgr_runtime.hal.device import Device
 from xgr_runtime.types import RecResult
 from xgr_runtime.xbeam.catalog_build import build_catalog
@@ -49,29 +47,26 @@ def write_catalogs(catalogs: Mapping[str, VectorCatalog], folder: Path) -> dict[
     return paths
 
 
-def check_searches(
-    vectors: VectorSet, device: Device, shape: EngineShape, *, allow_reference: bool
-) -> EngineEntry:
-    """Every vector in every way on one engine."""
-    name = str(shape.dtype).removeprefix("torch.")
-    entry, start = EngineEntry("searches", str(shape), name), time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        paths = write_catalogs(vectors.catalogs, Path(folder))
-        config = make_config(device.kind, shape, paths, allow_reference=allow_reference)
-        model = TableModel(vectors, device.torch_device, shape.dtype)
-        try:
-            engine = Engine(config, device, model, "search vectors")
-        except OpUnavailable as error:
-            entry.reason = str(error)
-            return entry
-        with engine:
-            for way in WAYS:
-                _check_way(engine, vectors, way, entry)
-            stats = engine.stats()
-    entry.providers = {op: list(bound) for op, bound in stats.providers.items()}
-    entry.num_graph_captures = stats.num_graph_captures
-    entry.seconds = time.perf_counter() - start
-    return entry
+class SearchCheck:
+    """Vectors whose catalogues are compiled once, into an existing folder."""
+
+    what = "searches"
+
+    def __init__(self, vectors: VectorSet, folder: Path) -> None:
+        self._vectors = vectors
+        self._paths = write_catalogs(vectors.catalogs, folder)
+
+    def run(self, device: Device, shape: EngineShape, *, allow_reference: bool) -> EngineEntry:
+        """Every vector in every way on one engine."""
+        entry = EngineEntry(self.what, shape)
+        config = make_config(device.kind, shape, self._paths, allow_reference=allow_reference)
+        with noting_failures(entry):
+            model = TableModel(self._vectors, device.torch_device, shape.dtype)
+            with Engine(config, device, model, "search vectors") as engine:
+                for way in WAYS:
+                    _check_way(engine, self._vectors, way, entry)
+                entry.note_engine(engine.stats())
+        return entry
 
 
 def _check_way(engine: Engine, vectors: VectorSet, way: str, entry: EngineEntry) -> None:
