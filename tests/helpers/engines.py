@@ -6,7 +6,7 @@ product, `Recording` turns the product's batches back into prefixes and scores t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,7 +82,7 @@ def make_config(
 ) -> RuntimeConfig:
     """A checked configuration for the device of this run; small buffers unless asked otherwise.
 
-    Where that is no CPU, ops without a provider run on their references.
+    On a GPU, ops without a provider run on their references. Nowhere else: not on an NPU.
     """
     kind = devices.of_this_run().kind
     limits = limits or LimitsConfig(max_prompt_tokens=256, max_beam_width=1024)
@@ -100,14 +100,17 @@ def make_config(
         limits=limits,
         scheduler=scheduler,
         cache=cache or CacheConfig(prefix_cache_bytes=1 << 20),
-        ops=OpsConfig(allow_reference=allow_reference or kind != "cpu"),
+        ops=OpsConfig(allow_reference=allow_reference or kind == "cuda"),
     )
     check_config(config)
     return config
 
 
 def make_engine(config: RuntimeConfig, device: Device | None = None) -> Engine:
-    """The engine, not started."""
+    """The engine, not started. In 16 bits an NPU's fused attention needs larger pages than the default."""
+    is_fused = config.device == "npu" and config.model.dtype != "float32"
+    if is_fused and config.cache.page_size_tokens == CacheConfig().page_size_tokens:
+        config = replace(config, cache=replace(config.cache, page_size_tokens=128))
     return Engine.from_config(config, device)
 
 
