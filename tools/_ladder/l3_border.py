@@ -31,12 +31,16 @@ class BorderCall:
     def is_kernel(self) -> bool:
         return self.name.startswith("aclnn")
 
+    @property
+    def is_wait(self) -> bool:
+        return self.name.startswith("aclrtSynchronize")
+
 
 class BorderLog:
     """The log of the stubs in this process."""
 
-    def __init__(self) -> None:
-        library = ctypes.CDLL("libascendcl.so")
+    def __init__(self, path: str = "libascendcl.so") -> None:
+        library = ctypes.CDLL(path)
         library.xgr_log_name.restype = library.xgr_log_type.restype = ctypes.c_char_p
         self._library = library
 
@@ -77,6 +81,6 @@ def _offence(op: str, call: BorderCall) -> str | None:
             return f"copies between host and device inside a captured segment ({call.name})"
         if op not in COPYING:
             return "runs on the CPU, with copies there and back"
-    if call.name.startswith("aclrtSynchronize") and (call.is_capturing or op not in COPYING):
+    if call.is_wait and (call.is_capturing or op not in COPYING):
         return f"waits for the device ({call.name})"
     return None

@@ -9,24 +9,26 @@ import torch
 
 from tools._ladder import l3_sources
 from tools._ladder.l3_border import BorderCall, BorderLog, offences
-from tools._ladder.l3_recorder import FakeRecorder, Recorded
+from tools._ladder.l3_planted import PLANTED, PLANTED_PLANS, PLANTED_SETTING
+from tools._ladder.l3_recorder import BorderRecorder, FakeRecorder, Recorded
 from tools._ladder.l3_schemas import schema_failures, stand_in_schemas, vendor_schemas
 from tools._ladder.l3_vendor import GraphsOfFakes, load_vendor
-from tools._ladder.l3_world import Setting, write_world
+from tools._ladder.l3_world import PLANS, Setting, write_world
 
 load_vendor()
-from tools._ladder.l3_passes import Pair, run_border, run_fake  # noqa: E402 - after torch_npu
+from tools._ladder.l3_passes import Pair, Providers, Run  # noqa: E402 - after torch_npu
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
+# Half precision takes pages of 128 to 512 tokens; without graphs, rounds have other buckets.
 SETTINGS = (
-    Setting("bfloat16", 128),
-    Setting("float16", 128, head_dim=128),
-    Setting("float32", 128),
-    Setting("float32", 16),
-    Setting("bfloat16", 128, is_capturing=False),
+    (Setting("bfloat16", 128), PLANS),
+    (Setting("float16", 256, "biased-128"), PLANS[:3]),
+    (Setting("float32", 16), PLANS[1:]),
+    (Setting("float32", 128, is_capturing=False), PLANS[:2]),
+    (Setting("bfloat16", 128, is_capturing=False), PLANS[:2]),
 )
 WORKSPACE = (
     "npu::_npu_fused_infer_attention_score_get_max_workspace"  # its size is the kernel library's
@@ -68,8 +70,10 @@ def run_checks(folder: Path, root: Path, *, allow_reference: bool) -> dict[str, 
     """Both passes for every setting, then what follows from them."""
     write_world(folder)
     found, graphs, log = Findings(), GraphsOfFakes(), BorderLog()
-    for setting in SETTINGS:
-        _one_setting(folder, setting, found, log, allow_reference)
+    watched = l3_sources.Watched(torch.npu)  # type: ignore[attr-defined]
+    for setting, plans in SETTINGS:
+        run = Run(folder, setting, watched, plans, allow_reference=allow_reference)
+        _one_setting(run, found, log)
     found.failures += dict.fromkeys(graphs.failures)
     found.count("attention calls captured or updated in graphs", graphs.num_updates)
     found.failures += kernel_failures(found.aten_ops) + offences(found.border)
@@ -77,8 +81,10 @@ def run_checks(folder: Path, root: Path, *, allow_reference: bool) -> dict[str, 
     found.failures += coverage_failures(l3_sources.npu_ops(files), found.npu_calls)
     api = l3_sources.api_calls(files)
     found.failures += l3_sources.api_failures(api, torch.npu)  # type: ignore[attr-defined]
+    found.failures += l3_sources.unused_api(api, watched.names, "ascend.py")
     found.count("uses of torch.npu", len(api))
     _compare_schemas(found)
+    _find_planted(folder, found, graphs, log)
     found.count("npu ops", len(found.npu_calls))
     found.count("argument shapes of npu ops", sum(found.npu_calls.values()))
     found.count("aten ops", len(found.aten_ops))
@@ -93,30 +99,46 @@ def run_checks(folder: Path, root: Path, *, allow_reference: bool) -> dict[str, 
     }
 
 
-def _one_setting(
-    folder: Path, setting: Setting, found: Findings, log: BorderLog, allow_reference: bool
-) -> None:
-    recorder = FakeRecorder()
+def _one_setting(run: Run, found: Findings, log: BorderLog) -> None:
+    name, fake, border = run.setting.name, FakeRecorder(), BorderRecorder(log)
+    providers: list[Providers] = []
     try:
-        providers, batches = run_fake(folder, setting, recorder, allow_reference=allow_reference)
-        border, executed, again = run_border(folder, setting, log, allow_reference=allow_reference)
+        providers.append(run.fake(fake))
+        providers.append(run.border(border))
     except Exception as error:  # noqa: BLE001 - whatever stops an engine is a finding of this rung
-        found.failures += [f"{setting.name}: {text}" for text in recorder.failures]
-        found.failures.append(f"{setting.name}: {type(error).__name__}: {error}")
-        return
-    found.failures += [f"{setting.name}: {text}" for text in (*recorder.failures, *border.failures)]
-    found.failures += [
-        f"{setting.name}: {text}" for text in shape_failures(recorder.recorded, border.recorded)
-    ]
-    found.providers |= providers.executed | executed.executed
-    found.note(recorder.recorded)
+        found.failures.append(f"{name}: {type(error).__name__}: {error}")
+    failures = [*fake.failures, *shape_failures(fake.recorded, border.recorded)]
+    found.failures += [f"{name}: {text}" for text in failures]
+    found.note(fake.recorded)
     found.aten_ops |= border.recorded.names("aten")
     for op, calls in border.calls.items():
         found.border.setdefault(op, set()).update(calls)
-    found.count("batches", batches + again)
-    found.count("ops on fake tensors", recorder.recorded.num_calls)
+    for one in providers:
+        found.providers |= one.executed
+        found.count("results compared with the reference's shapes", one.num_compared)
+    found.count("batches", run.num_batches)
+    found.count("ops on fake tensors", fake.recorded.num_calls)
     found.count("ops down to the border", border.recorded.num_calls)
-    found.count("results compared with the reference's shapes", providers.num_compared)
+    found.count("copies between segments that the host waited for", border.num_waits)
+
+
+def _find_planted(folder: Path, found: Findings, graphs: GraphsOfFakes, log: BorderLog) -> None:
+    """Defects planted into a provider must be found, or this rung proves nothing."""
+    watched = l3_sources.Watched(torch.npu)  # type: ignore[attr-defined]
+    for planted in PLANTED:
+        run = Run(folder, PLANTED_SETTING, watched, PLANTED_PLANS, planted.functions)
+        got = Findings()
+        graphs.failures.clear()
+        with planted.around():
+            _one_setting(run, got, log)
+        texts = [*got.failures, *graphs.failures, *kernel_failures(got.aten_ops)]
+        texts += offences(got.border)
+        is_found = any(planted.expected in text for text in texts)
+        found.count("planted defects found", is_found)
+        if not is_found:
+            found.failures.append(
+                f"planted and not found: {planted.name}; expected {planted.expected!r} in {texts}"
+            )
 
 
 def shape_failures(fake: Recorded, border: Recorded) -> list[str]:

@@ -26,14 +26,15 @@ from xgr_runtime.models.registry import load_model
 from xgr_runtime.xschedule.engine_parts import build_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from tools._ladder.l3_border import BorderLog
+    from tools._ladder.l3_sources import Watched
     from xgr_runtime.hal.device import Device
     from xgr_runtime.xschedule.engine_parts import EngineParts
 
 Pair = tuple[str, str]
+_API = "xgr_runtime.hal.ascend.npu"
 _BIND = "xgr_runtime.xschedule.model_runner.bind_ops"
 _IS_FINITE = "xgr_runtime.models.weights._is_finite"
 
@@ -48,9 +49,13 @@ class FakeAscendDevice(AscendDevice):
 
 @dataclass
 class Providers:
-    """Wraps bound ops: notes who ran, and in the fake pass compares each result with the reference's."""
+    """Wraps bound ops: notes who ran, and in the fake pass compares each result with the reference's.
+
+    planted: functions in place of a provider's, for what has to be found.
+    """
 
     recorder: FakeRecorder | BorderRecorder
+    planted: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     executed: set[Pair] = field(default_factory=set)
     num_compared: int = 0
     _seen: set[Any] = field(default_factory=set)
@@ -59,7 +64,11 @@ class Providers:
         """`bind_ops`, with every function wrapped."""
         bound = bind_ops(*args, **kwargs)
         wrapped = {
-            binding.op_name: self._wrapped(binding.op_name, binding.provider, binding.fn)
+            binding.op_name: self._wrapped(
+                binding.op_name,
+                binding.provider,
+                self.planted.get(binding.op_name, binding.fn),
+            )
             for binding in bound.bindings
         }
         return BoundOps(bindings=bound.bindings, **wrapped)
@@ -93,55 +102,49 @@ class Providers:
                 self.recorder.failures.append(f"{who}: a result is not contiguous")
 
 
-def run_fake(
-    folder: Path, setting: l3_world.Setting, recorder: FakeRecorder, *, allow_reference: bool
-) -> tuple[Providers, int]:
-    """Every plan on one engine of fake tensors; also the number of batches."""
-    device = FakeAscendDevice()
-    providers = Providers(recorder)
-    with FakeTensorMode(allow_non_fake_inputs=True), recorder:
-        return providers, _run(folder, setting, device, providers, allow_reference)
+@dataclass
+class Run:
+    """One engine to run. api: the vendor's module, as watched."""
 
+    folder: Path
+    setting: l3_world.Setting
+    api: Watched
+    plans: Sequence[l3_world.Plan] = l3_world.PLANS
+    planted: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    allow_reference: bool = False
+    num_batches: int = 0
 
-def run_border(
-    folder: Path, setting: l3_world.Setting, log: BorderLog, *, allow_reference: bool
-) -> tuple[BorderRecorder, Providers, int]:
-    """Every plan on one engine over the stubs."""
-    device, recorder = AscendDevice(), BorderRecorder(log)
-    providers = Providers(recorder)
-    with recorder:
-        num_batches = _run(folder, setting, device, providers, allow_reference)
-    return recorder, providers, num_batches
+    def fake(self, recorder: FakeRecorder) -> Providers:
+        """Every plan on one engine of fake tensors."""
+        providers = Providers(recorder, self.planted)
+        with patch(_API, lambda: self.api):
+            device = FakeAscendDevice()
+            with FakeTensorMode(allow_non_fake_inputs=True), recorder:
+                self._run(device, providers)
+        return providers
 
+    def border(self, recorder: BorderRecorder) -> Providers:
+        """Every plan on one engine over the stubs."""
+        providers = Providers(recorder, self.planted)
+        with patch(_API, lambda: self.api), recorder:
+            self._run(AscendDevice(), providers)
+        return providers
 
-def _run(
-    folder: Path,
-    setting: l3_world.Setting,
-    device: Device,
-    providers: Providers,
-    allow_reference: bool,
-) -> int:
-    with engine_parts(folder, setting, device, providers, allow_reference) as parts:
-        num_batches = 0
-        for plan in l3_world.PLANS:
-            batch = l3_world.make_batch(parts, plan, setting.page_size)
-            output = parts.worker.run(batch)
-            num_batches += 1
-            for group, out in zip(batch.groups, output.groups, strict=True):
-                assert out.scores_LN.shape[0] == group.num_levels, plan.name
-        return num_batches
+    def _run(self, device: AscendDevice, providers: Providers) -> None:
+        with engine_parts(self, device, providers) as parts:
+            for plan in self.plans:
+                batch = l3_world.make_batch(parts, plan, self.setting.page_size)
+                output = parts.worker.run(batch)
+                self.num_batches += 1
+                for group, out in zip(batch.groups, output.groups, strict=True):
+                    assert out.scores_LN.shape[0] == group.num_levels, plan.name
+            device.memory()
 
 
 @contextmanager
-def engine_parts(
-    folder: Path,
-    setting: l3_world.Setting,
-    device: Device,
-    providers: Providers,
-    allow_reference: bool,
-) -> Iterator[EngineParts]:
+def engine_parts(run: Run, device: Device, providers: Providers) -> Iterator[EngineParts]:
     """An engine's parts with all catalogues loaded, its ops wrapped. Loading is not recorded."""
-    config = l3_world.make_config(folder, setting, allow_reference=allow_reference)
+    config = l3_world.make_config(run.folder, run.setting, allow_reference=run.allow_reference)
     with ExitStack() as stack:
         stack.enter_context(patch(_BIND, providers.bind))
         # Weights on a device without values can be neither checked for NaN nor compared.

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tools._ladder.l3_border import BorderCall, BorderLog
 
 KIND = "npu"
+BETWEEN = "between the ops of a captured segment"
 Signature = tuple[Any, ...]
 
 
@@ -106,19 +107,28 @@ class FakeRecorder(_Recorder):  # type: ignore[no-untyped-call]
 
 
 class BorderRecorder(_Recorder):  # type: ignore[no-untyped-call]
-    """Above nothing: torch_npu runs. calls: op -> what it asked the stubs for, and whether under capture."""
+    """Above nothing: torch_npu runs.
+
+    calls: op -> what it asked the stubs for, and whether under capture. num_waits: ops in which the host waited for the device.
+    """
 
     def __init__(self, log: BorderLog) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._log = log
         self.calls: dict[str, set[BorderCall]] = defaultdict(set)
+        self.num_waits = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self._is_paused or not is_on_device(args, kwargs):
             return func(*args, **kwargs)
-        self._log.clear()
-        result = func(*args, **kwargs)
-        self.calls[func.name()].update(self._log.take())
+        # What came without an op is the device's own; inside a capture there should be nothing of it.
+        self.calls[BETWEEN].update(call for call in self._log.take() if call.is_capturing)
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            made = self._log.take()
+            self.calls[func.name()].update(made)
+            self.num_waits += any(call.is_wait for call in made)
         self._note(func, args, kwargs, result)
         return result

@@ -82,18 +82,18 @@ def api_failures(calls: Iterable[ApiCall], vendor: Any) -> list[str]:
 
 def _does_not_take(target: Any, call: ApiCall) -> str | None:
     """Why a call cannot be bound; None where it can, or where the signature is not known (the passes make the call then)."""
-    is_class = inspect.isclass(target)
-    made_by = "__new__" if is_class and target.__init__ is object.__init__ else "__init__"
-    function = getattr(target, made_by) if is_class else target
+    function, args = target, [None] * (call.num_args or 0)
+    if inspect.isclass(target):
+        makers = [m for m in (target.__init__, target.__new__) if inspect.isfunction(m)]
+        if not makers:
+            return None
+        function, args = makers[0], [None, *args]
     try:
-        parameters = inspect.signature(function)
-    except (TypeError, ValueError):
-        return None
-    args = [None] * (call.num_args or 0)
-    try:
-        parameters.bind(*([None] if is_class else []), *args, **dict.fromkeys(call.keywords))
+        inspect.signature(function).bind(*args, **dict.fromkeys(call.keywords))
     except TypeError as error:
         return str(error)
+    except ValueError:
+        return None
     return None
 
 
@@ -102,6 +102,27 @@ def _api_name(dotted: str) -> str | None:
         if dotted.startswith(root) and not dotted.startswith(OPS):
             return dotted.removeprefix(root)
     return None
+
+
+class Watched:
+    """The vendor's module as the device sees it; `names` are those that were used."""
+
+    def __init__(self, vendor: Any) -> None:
+        self._vendor = vendor
+        self.names: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        self.names.add(name)
+        return getattr(self._vendor, name)
+
+
+def unused_api(calls: Iterable[ApiCall], used: set[str], file: str) -> list[str]:
+    """Uses in one file that were never made."""
+    return [
+        f"{call.where}: torch.npu.{call.name} is in the sources, and no run of the device reached it"
+        for call in calls
+        if call.where.startswith(f"{file}:") and call.name.split(".")[0] not in used
+    ]
 
 
 def _dotted(node: ast.AST) -> str:

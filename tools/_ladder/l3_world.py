@@ -5,10 +5,13 @@ Nothing here knows a device. Prompts, pages and widths are made up; a batch is w
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
 
 from tools._bench.random_model import Qwen3Shape, write_random_model
 from xgr_runtime.config import (
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
     from xgr_runtime.types import Normalization
     from xgr_runtime.xschedule.engine_parts import EngineParts
 
-VOCAB = 512
+VOCAB = 10000  # more than a tile of the head
 MAX_PROMPT_TOKENS = 512
 MAX_HISTORIES = 4
 TAGS = ("new", "region:eu")
@@ -40,24 +43,26 @@ CATALOGS: dict[str, tuple[tuple[int, ...], int]] = {
     "one level": ((200,), 150),
     "two levels": ((16, 20), 200),
     "four levels": ((16, 64, 48, 40), 600),
+    # Dense, and with 128 rows more candidates than a tile of the selection.
+    "wide level": ((100, 9000), 150_000),
 }
 NORMALIZATIONS: tuple[Normalization, ...] = ("vocab", "level", "valid")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One engine: dtype of weights and KV, tokens of a page, whether segments are captured, head dim."""
+    """One engine: dtype of weights and KV, tokens of a page, the checkpoint, whether segments are captured."""
 
     dtype: str
     page_size: int
-    head_dim: int = 64
+    model: str = "tied-64"
     is_capturing: bool = True
 
     @property
     def name(self) -> str:
         """For messages."""
         how = "graphs" if self.is_capturing else "eager"
-        return f"{self.dtype}, page {self.page_size}, head dim {self.head_dim}, {how}"
+        return f"{self.dtype}, page {self.page_size}, model {self.model}, {how}"
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,11 @@ PLANS = (
         ),
     ),
     Plan(
+        "tiles of candidates",
+        ((24, 0),),
+        tuple(("wide level", normalization, (Wanted(0, (100, 40)), Wanted(0, (100, 8)))) for normalization in NORMALIZATIONS),
+    ),
+    Plan(
         "full buckets",
         ((MAX_PROMPT_TOKENS, 0), (300, 0), (200, 128), (100, 0)),
         (("four levels", "vocab", tuple(_deep(h, 128) for h in range(MAX_HISTORIES))),),
@@ -118,8 +128,8 @@ PLANS = (
 
 
 def write_world(folder: Path) -> None:
-    """A checkpoint for each head dim in use, and the catalogues."""
-    for head_dim in (64, 128):
+    """The checkpoints "tied-64" and "biased-128" (a head of its own, biases in the attention), and the catalogues."""
+    for name, head_dim in (("tied-64", 64), ("biased-128", 128)):
         shape = Qwen3Shape(
             num_layers=2,
             hidden_size=128,
@@ -129,15 +139,29 @@ def write_world(folder: Path) -> None:
             head_dim=head_dim,
             vocab_size=VOCAB,
         )
-        write_random_model(folder / f"model-{head_dim}", shape)
+        write_random_model(folder / name, shape)
+    _add_biases(folder / "biased-128")
     rng = np.random.default_rng(0)
     for name, (num_codes, num_items) in CATALOGS.items():
         sids = np.stack([rng.integers(0, codes, num_items) for codes in num_codes], axis=1)
         tokens = [rng.permutation(VOCAB)[:codes].astype(np.int32) for codes in num_codes]
         # A code without a token: the head's rows of such a level are masked. No item may use it.
         tokens[0] = np.concatenate([tokens[0], np.full(1, -1, np.int32)])
-        tags = [[tag for tag in TAGS if rng.random() < 0.5] for _ in range(num_items)]
+        tags = {tag: np.flatnonzero(rng.random(num_items) < 0.5) for tag in TAGS}
         build_catalog(folder / f"{name}.xgr", sids=sids, tags=tags, token_of=tokens)
+
+
+def _add_biases(folder: Path) -> None:
+    config_path, weights = folder / "config.json", folder / "model.safetensors"
+    config = json.loads(config_path.read_text(encoding="utf-8"))
+    config |= {"attention_bias": True, "tie_word_embeddings": False}
+    config_path.write_text(json.dumps(config), encoding="utf-8")
+    tensors = load_file(weights)
+    products = [name for name in tensors if ".self_attn." in name and "_proj." in name]
+    for name in products:
+        tensors[name.replace(".weight", ".bias")] = torch.zeros(tensors[name].shape[0])
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, weights, metadata={"format": "pt"})
 
 
 def make_config(folder: Path, setting: Setting, *, allow_reference: bool) -> RuntimeConfig:
@@ -146,7 +170,7 @@ def make_config(folder: Path, setting: Setting, *, allow_reference: bool) -> Run
         device="npu",
         graphs=setting.is_capturing,
         model=ModelConfig(
-            path=str(folder / f"model-{setting.head_dim}"),
+            path=str(folder / setting.model),
             dtype=setting.dtype,  # type: ignore[arg-type]
         ),
         template=TemplateConfig(prefix_token_ids=(1,)),
