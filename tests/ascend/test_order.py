@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.fake_npu
 
-NPU = torch.device("npu", 0)
+NPU = "npu:0"
 
 
 @pytest.fixture
