@@ -1,18 +1,19 @@
-"""The stand-ins of CANN's libraries, made for a library of our own that calls them as torch_npu does."""
+"""The stand-ins of CANN's libraries, made for a library of our own that calls them as torch_npu does. Needs gcc and nm."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tools._ladder import stubs
 
-ROOT = Path(__file__).resolve().parents[3]
+if TYPE_CHECKING:
+    from pathlib import Path
+
 CALLER = """
 #include <stdint.h>
 int aclrtGetDeviceCount(uint32_t *count);
@@ -48,10 +49,6 @@ print(json.dumps({
     "every library finds it": bool(ctypes.CDLL("libhccl.so").aclrtSomethingNew),
 }))
 """
-
-pytestmark = pytest.mark.skipif(
-    shutil.which("gcc") is None or shutil.which("nm") is None, reason="needs gcc and nm"
-)
 
 
 @pytest.fixture(scope="module")
