@@ -28,6 +28,12 @@ def add_parsers(subparsers: Any) -> None:
     demo.add_argument("--work", default=".demo", metavar="FOLDER", help="catalogue, requests, log")
     demo.add_argument("--report", default="demo-report.json", metavar="FILE", help="the figures")
     demo.add_argument(
+        "--config", default="demo", metavar="FILE", help="of the service, as for `xgr serve`"
+    )
+    demo.add_argument(
+        "--set", action="append", default=[], metavar="A.B=VALUE", dest="overrides", help="likewise"
+    )
+    demo.add_argument(
         "--no-prefix-cache", action="store_true", help="serve without it; the metrics stay the same"
     )
     demo.set_defaults(handler=_demo)
@@ -41,5 +47,6 @@ def _proto(args: argparse.Namespace) -> int:
 def _demo(args: argparse.Namespace) -> int:
     # Its source lies with its training, under tools/; by this name it exists where the package is installed (setup.py).
     run = import_module("xgr_runtime.demo.run")
-    places = run.Places(Path(args.work), Path(args.report), not args.no_prefix_cache)
+    overrides = [*args.overrides, *(["cache.prefix_cache=false"] if args.no_prefix_cache else [])]
+    places = run.Places(Path(args.work), Path(args.report), args.config, tuple(overrides))
     return int(run.main(places))

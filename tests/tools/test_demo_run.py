@@ -58,7 +58,8 @@ def test_without_the_prefix_cache_nothing_has_to_be_cached() -> None:
 def test_metrics_are_the_same_with_and_without_the_prefix_cache(tmp_path: Path) -> None:
     reports = []
     for has_prefix_cache in (True, False):
-        places = Places(tmp_path / "work", tmp_path / "report.json", has_prefix_cache)
+        overrides = () if has_prefix_cache else ("cache.prefix_cache=false",)
+        places = Places(tmp_path / "work", tmp_path / "report.json", overrides=overrides)
         assert main(places) == 0
         reports.append(json.loads(places.report.read_text(encoding="utf-8")))
     names = ("recall_at_10", "ndcg_at_10", "num_users", "num_invalid_items")

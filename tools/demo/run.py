@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from xgr_runtime.config import RuntimeConfig
 from xgr_runtime.service.address import read_address
-from xgr_runtime.shipped import folder
+from xgr_runtime.shipped import config_file, folder
 
 from .baselines import Markov1, popularity_ranking, popularity_recommend
 from .errors import DemoError
@@ -42,30 +43,39 @@ LEAK = 0.25  # a Recall@10 above it cannot come from this data without its test 
 
 @dataclass(frozen=True)
 class Places:
-    """What the demo writes, and whether its service keeps histories for returning users.
+    """What the demo writes, and the configuration of its service.
 
-    work: a folder for the catalogue, the requests and the log. report: the file with the figures.
+    work: a folder for the catalogue, the requests and the log. report: the file with the figures. config: a file, or the name
+    of one that comes with the package. overrides: of its options.
     """
 
     work: Path
     report: Path
-    has_prefix_cache: bool = True
+    config: str = "demo"
+    overrides: tuple[str, ...] = ()
 
     @property
     def catalog(self) -> Path:
         return self.work / "movielens.xgr"
 
+    @property
+    def has_prefix_cache(self) -> bool:
+        """Whether the service keeps histories for returning users. Raises ConfigError."""
+        config = RuntimeConfig.from_yaml(config_file(self.config), self.overrides)
+        return config.cache.prefix_cache
+
 
 def main(places: Places) -> int:
     """Run the demo; returns 1 when a promise of it was not kept. Raises DemoError when it cannot run."""
     start_s = time.monotonic()
+    has_prefix_cache = places.has_prefix_cache
     sequences, titles = load_sequences(), load_titles()
     histories = without_last(sequences, 1)
     targets = [items[-1] for items in sequences.values()]
     places.work.mkdir(parents=True, exist_ok=True)
     build_catalog(places)
     with service(places) as target:
-        print(f"\nservice: xgr serve --config demo, on {target}")
+        print(f"\nservice: xgr serve --config {places.config}, on {target}")
         shown = list(histories)[:: max(1, len(histories) // NUM_SHOWN_USERS)][:NUM_SHOWN_USERS]
         ask(places, target, {user: histories[user] for user in shown}, "warm-up")
         visits = visit_again(places, target, sequences)
@@ -74,7 +84,7 @@ def main(places: Places) -> int:
         show(user, histories[user], replies[user], titles)
     print_visits(visits)
     report = measure(histories, targets, replies)
-    report |= {"returning_user": visits, "has_prefix_cache": places.has_prefix_cache}
+    report |= {"returning_user": visits, "has_prefix_cache": has_prefix_cache}
     places.report.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     print_report(report)
     print(f"figures: {places.report}")
@@ -97,9 +107,10 @@ def build_catalog(places: Places) -> None:
 def service(places: Places) -> Iterator[str]:
     """`xgr serve` on a free port of the loopback address; stopped with SIGTERM, which drains it."""
     log_path = places.work / "serve.log"
-    command = [*XGR, "serve", "--config", "demo", "--host", "127.0.0.1", "--port", "0"]
-    command += ["--set", f"catalogs.movielens={json.dumps(str(places.catalog.resolve()))}"]
-    command += ["--set", f"cache.prefix_cache={json.dumps(places.has_prefix_cache)}"]
+    command = [*XGR, "serve", "--config", places.config, "--host", "127.0.0.1", "--port", "0"]
+    catalog = f"catalogs.movielens={json.dumps(str(places.catalog.resolve()))}"
+    for override in (*places.overrides, catalog):
+        command += ["--set", override]
     with log_path.open("w", encoding="utf-8") as log:
         server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         try:
