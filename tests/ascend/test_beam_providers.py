@@ -130,6 +130,23 @@ def test_a_hub_beyond_a_tile(child_width: int, candidates: int) -> None:
         assert_selects_like_the_oracle(case)
 
 
+@pytest.mark.parametrize(("child_width", "num_merged"), [(3, 20 * 3), (256, 20 * 256)])
+def test_rows_below_a_hub_are_cut_before_they_are_merged(
+    child_width: int, num_merged: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merged = []
+    merge = xgr_ops.ascend.beam._merge
+
+    def counted(best: Any, tile: Any, *rest: Any) -> Any:
+        merged.append(tile.scores.shape[0])
+        return merge(best, tile, *rest)
+
+    monkeypatch.setattr(xgr_ops.ascend.beam, "_merge", counted)
+    case = single(np.zeros((20, 256)).tolist(), child_widths=[child_width])
+    run_select(select_beams_by_two_sorts, case, case.csr())
+    assert merged == [num_merged]
+
+
 def test_ties_go_by_parent_row_and_then_by_code() -> None:
     case = single([[0.0] * 30 for _ in range(40)], child_widths=[35])
     got = run_select(select_beams_by_two_sorts, case, case.csr())

@@ -54,6 +54,18 @@ def test_one_wide_search_beside_narrow_ones() -> None:
     Case(parents, [3, 512, 2], tile_rows=64).run_and_check(reorder_unshared_kv_npu, 3)
 
 
+def test_slots_behind_the_last_range_stay_as_they_are() -> None:
+    """A cache larger than the batch: several padding rows, and free slots that belong to no search."""
+    case = Case([[1, 1, 0, 1], [0]], [3, 2], padding=4)
+    kept = case.dummy
+    case.kv = torch.cat((case.kv, torch.randn(case.kv.shape[0], 6, *case.kv.shape[2:])), dim=1)
+    case.slot_in[case.slot_in == case.dummy] = case.dummy + 6
+    case.dummy += 6
+    before = case.kv.clone()
+    case.run_and_check(reorder_unshared_kv_npu, 3)
+    assert torch.equal(case.kv[:, kept:], before[:, kept:])
+
+
 def test_only_the_kept_tokens_are_touched() -> None:
     case = Case([[0, 0, 0, 1]], [4])
     before = case.kv.clone()
