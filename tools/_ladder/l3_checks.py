@@ -13,10 +13,10 @@ from tools._ladder.l3_planted import PLANTED, PLANTED_PLANS, PLANTED_SETTING
 from tools._ladder.l3_recorder import BorderRecorder, FakeRecorder, Recorded
 from tools._ladder.l3_schemas import schema_failures, stand_in_schemas, vendor_schemas
 from tools._ladder.l3_vendor import GraphsOfFakes, load_vendor
-from tools._ladder.l3_world import PLANS, Setting, write_world
+from tools._ladder.l3_world import NUM_LEVELS, PLANS, Setting, write_world
 
 load_vendor()
-from tools._ladder.l3_passes import Pair, Providers, Run  # noqa: E402 - after torch_npu
+from tools._ladder.l3_passes import CAPTURED, EAGER, Pair, Providers, Run  # noqa: E402 - after torch_npu
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -50,6 +50,7 @@ class Findings:
     npu_calls: dict[str, int] = field(default_factory=dict)
     aten_ops: set[str] = field(default_factory=set)
     providers: set[Pair] = field(default_factory=set)
+    segments: set[Pair] = field(default_factory=set)
     counts: dict[str, int] = field(default_factory=dict)
     border: dict[str, set[BorderCall]] = field(default_factory=dict)
 
@@ -83,6 +84,7 @@ def run_checks(folder: Path, root: Path, *, allow_reference: bool) -> dict[str, 
     found.failures += l3_sources.api_failures(api, torch.npu)  # type: ignore[attr-defined]
     found.failures += l3_sources.unused_api(api, watched.names, "ascend.py")
     found.count("uses of torch.npu", len(api))
+    found.failures += segment_failures(found.segments)
     _compare_schemas(found)
     _find_planted(folder, found, graphs, log)
     found.count("npu ops", len(found.npu_calls))
@@ -93,7 +95,7 @@ def run_checks(folder: Path, root: Path, *, allow_reference: bool) -> dict[str, 
     return {
         "counts": found.counts,
         "result": "failed" if found.failures else "passed",
-        "providers": sorted(map(list, found.providers)),
+        "providers": [{"op": op, "provider": name} for op, name in sorted(found.providers)],
         "failures": found.failures,
         "npu_ops": dict(sorted(found.npu_calls.items())),
     }
@@ -116,7 +118,9 @@ def _one_setting(run: Run, found: Findings, log: BorderLog) -> None:
     for one in providers:
         found.providers |= one.executed
         found.count("results compared with the reference's shapes", one.num_compared)
+    found.segments |= run.segments
     found.count("batches", run.num_batches)
+    found.count("graphs captured", run.num_graphs)
     found.count("ops on fake tensors", fake.recorded.num_calls)
     found.count("ops down to the border", border.recorded.num_calls)
     found.count("copies between segments that the host waited for", border.num_waits)
@@ -171,6 +175,14 @@ def coverage_failures(in_sources: Mapping[str, str], recorded: Iterable[str]) ->
     ]
     unknown = sorted(op for op in recorded - set(in_sources) if not op.startswith("_"))
     return never + [f"npu::{op} was called and is not in the sources" for op in unknown]
+
+
+def segment_failures(segments: set[Pair]) -> list[str]:
+    """Kinds of segments that did not run as they should: the prefill eagerly, each round both ways."""
+    rounds = [f"rounds[{level}:{level + 1}]" for level in range(NUM_LEVELS)]
+    wanted = {(name, how) for name in rounds for how in (CAPTURED, EAGER)}
+    wanted |= {("inputs", EAGER), ("prefill", EAGER)}
+    return [f"segment {name} never ran {how}" for name, how in sorted(wanted - segments)]
 
 
 def _compare_schemas(found: Findings) -> None:

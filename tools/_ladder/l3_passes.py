@@ -30,17 +30,36 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tools._ladder.l3_sources import Watched
-    from xgr_runtime.hal.device import Device
+    from xgr_runtime.hal.device import Device, Graph
     from xgr_runtime.xschedule.engine_parts import EngineParts
 
 Pair = tuple[str, str]
+CAPTURED, EAGER = "captured", "eagerly"
 _API = "xgr_runtime.hal.ascend.npu"
 _BIND = "xgr_runtime.xschedule.model_runner.bind_ops"
 _IS_FINITE = "xgr_runtime.models.weights._is_finite"
 
 
 class FakeAscendDevice(AscendDevice):
-    """The device in the fake pass. Pinned memory is real: the engine reads and writes it through numpy."""
+    """The device in the fake pass. Pinned memory is real: the engine reads and writes it through numpy.
+
+    segments: the names of those that ran, captured or eagerly.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.segments: set[Pair] = set()
+
+    @contextmanager
+    def segment(self, name: str) -> Iterator[None]:
+        if (name, CAPTURED) not in self.segments:
+            self.segments.add((name, EAGER))
+        with super().segment(name):
+            yield
+
+    def capture(self, name: str, fn: Callable[[], None]) -> Graph:
+        self.segments.add((name, CAPTURED))
+        return super().capture(name, fn)
 
     def pinned_empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         with unset_fake_temporarily():
@@ -112,7 +131,9 @@ class Run:
     plans: Sequence[l3_world.Plan] = l3_world.PLANS
     planted: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     allow_reference: bool = False
+    segments: set[Pair] = field(default_factory=set)
     num_batches: int = 0
+    num_graphs: int = 0
 
     def fake(self, recorder: FakeRecorder) -> Providers:
         """Every plan on one engine of fake tensors."""
@@ -121,6 +142,7 @@ class Run:
             device = FakeAscendDevice()
             with FakeTensorMode(allow_non_fake_inputs=True), recorder:
                 self._run(device, providers)
+        self.segments |= device.segments
         return providers
 
     def border(self, recorder: BorderRecorder) -> Providers:
@@ -138,6 +160,7 @@ class Run:
                 self.num_batches += 1
                 for group, out in zip(batch.groups, output.groups, strict=True):
                     assert out.scores_LN.shape[0] == group.num_levels, plan.name
+            self.num_graphs += parts.worker.graphs.num_captures
             device.memory()
 
 

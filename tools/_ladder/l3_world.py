@@ -46,6 +46,7 @@ CATALOGS: dict[str, tuple[tuple[int, ...], int]] = {
     # Dense, and with 128 rows more candidates than a tile of the selection.
     "wide level": ((100, 9000), 150_000),
 }
+NUM_LEVELS = 4
 NORMALIZATIONS: tuple[Normalization, ...] = ("vocab", "level", "valid")
 
 
