@@ -95,8 +95,8 @@ class NPUGraph:
         _Capturing.graph = self
 
     def capture_end(self, *, is_aborted: bool = False) -> None:
-        _core.end_capture(self._id, is_aborted)
         _Capturing.graph = None
+        _core.end_capture(self._id, is_aborted)
 
     def replay(self) -> None:
         for event, what in self.external_events:

@@ -238,6 +238,7 @@ def test_host_tensors_do_not_mix() -> None:
         lambda: torch.nn.functional.linear(a, rows()),
         lambda: rows()[PLACES.to(NPU)],
         lambda: torch.where(a > 0, a, rows()),
+        lambda: torch.add(a[0, 0], 1, out=torch.tensor(0.0)),
     ):
         with pytest.raises(RuntimeError, match="device"):
             mixed()  # type: ignore[no-untyped-call]

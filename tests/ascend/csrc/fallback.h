@@ -72,7 +72,9 @@ class Run {
   at::Tensor swap(const at::Tensor& tensor, bool is_written) {
     if (!tensor.defined()) return tensor;
     if (!is_ours(tensor)) {
-      TORCH_CHECK(tensor.device().is_cpu(), name(), ": a tensor on ", tensor.device(), " with tensors on npu:0");
+      TORCH_CHECK(
+          tensor.device().is_cpu() && !is_written, "Expected all tensors to be on the same device, but found at least "
+          "two devices, npu:0 and ", tensor.device(), "! (", name(), ")");
       host_.push_back(tensor);
       return tensor;
     }
