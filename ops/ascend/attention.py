@@ -185,15 +185,12 @@ def own_tokens(rows: torch.Tensor, slot_N: torch.Tensor, num_tokens: int) -> tor
 def merge_by_update(
     out_a_NQD: torch.Tensor, lse_a_NQ: torch.Tensor, out_b_NQD: torch.Tensor, lse_b_NQ: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The update op's formula has -inf minus -inf where a side is empty: it gets zeros there, and its result is replaced."""
+    """Where a side is empty the update op's formula has -inf minus -inf or worse: its result is not looked at there."""
     is_a_empty_NQ, is_b_empty_NQ = lse_a_NQ == -torch.inf, lse_b_NQ == -torch.inf
     is_none_NQ = is_a_empty_NQ & is_b_empty_NQ
-    lse = [
-        lse_a_NQ.masked_fill(is_a_empty_NQ, 0.0).flatten(),
-        lse_b_NQ.masked_fill(is_b_empty_NQ, 0.0).flatten(),
-    ]
+    lses = [lse_a_NQ.contiguous().flatten(), lse_b_NQ.contiguous().flatten()]
     outs = [out_a_NQD.contiguous().flatten(0, 1), out_b_NQD.contiguous().flatten(0, 1)]
-    out, lse_out = torch.ops.npu.npu_attention_update(lse, outs, _MERGE_WITH_LSE)
+    out, lse_out = torch.ops.npu.npu_attention_update(lses, outs, _MERGE_WITH_LSE)
     out_NQD = torch.where(is_a_empty_NQ.unsqueeze(2), out_b_NQD, out.view_as(out_a_NQD))
     out_NQD = torch.where(is_b_empty_NQ.unsqueeze(2), out_a_NQD, out_NQD)
     lse_NQ = torch.where(is_a_empty_NQ, lse_b_NQ, lse_out.view_as(lse_a_NQ))

@@ -41,7 +41,7 @@ def _attend(
     is_masked_BRK: torch.Tensor | None,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out [B, R, Q, D], lse [B, R, Q]); is_masked broadcasts. A row without a key gives out 0, lse -inf."""
+    """(out [B, R, Q, D], lse [B, R, Q]); is_masked broadcasts. A row without a key is NaN."""
     num_entries, num_rows, num_heads, head_dim = q_BRQD.shape
     num_kv_heads = k_BKGD.shape[2]
     q_BGrD = q_BRQD.reshape(num_entries, num_rows, num_kv_heads, -1, head_dim).transpose(1, 2)
@@ -51,10 +51,9 @@ def _attend(
         grouped = scores.view(num_entries, num_kv_heads, num_rows, -1, scores.shape[-1])
         scores = grouped.masked_fill(is_masked_BRK[:, None, :, None], -torch.inf).view_as(scores)
     largest = scores.amax(-1, keepdim=True)
-    largest = largest.masked_fill(largest == -torch.inf, 0.0)
     weights = (scores - largest).exp()
     total = weights.sum(-1, keepdim=True)
-    out = torch.matmul(weights, v_BKGD.transpose(1, 2)) / total.masked_fill(total == 0.0, 1.0)
+    out = torch.matmul(weights, v_BKGD.transpose(1, 2)) / total
     lse = total.log() + largest
     unfolded = (num_entries, num_kv_heads, num_rows, num_heads // num_kv_heads, -1)
     out_BRQD = out.view(unfolded).transpose(1, 2).reshape(q_BRQD.shape)
