@@ -84,6 +84,11 @@ class BeamState:
         self.status_S1.zero_()
         self.counters.zero_()
 
+    def clear(self) -> None:
+        """Leave rows that any catalogue has, node 0 and code 0: those of a batch before may be beyond this one's."""
+        self._block.zero_()
+        self.codes_LN.zero_()
+
     def root(
         self, num_searches: int, start_S1: torch.Tensor, search_of_row_N: torch.Tensor
     ) -> BeamRows:

@@ -19,7 +19,8 @@ class Segment:
 
     timer: what `run` records into. points: of that timer, the segment's first and last, which the runner records.
     kv_lens: the histories' lengths, for graphs that are told them at replay. slot_index: the catalogue slot it reads, None
-    where it reads none. is_eager: never captured.
+    where it reads none. is_eager: never captured. before_capture: makes what other segments leave for this one harmless to
+    read, since a capture may run it before they ran.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Segment:
     kv_lens: tuple[int, ...] = ()
     slot_index: int | None = None
     is_eager: bool = False
+    before_capture: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,8 @@ class GraphRunner:
             if segment.key in self._graphs:
                 self._graphs.move_to_end(segment.key)
                 return self._graphs[segment.key]
+        with self._device.segment(segment.name):
+            segment.before_capture()
         graph = self._device.capture(segment.name, segment.run)
         captured = _Captured(graph, segment.timer, segment.slot_index)
         self.num_captures += 1

@@ -181,7 +181,14 @@ class ModelRunner:
             body = partial(self._rounds, rounds, part, marks)
             segments.append(
                 Segment(
-                    name, key, body, marks.timer, marks.points(part), kv_lens, target.slot_index
+                    name,
+                    key,
+                    body,
+                    marks.timer,
+                    marks.points(part),
+                    kv_lens,
+                    target.slot_index,
+                    before_capture=self.state.clear,
                 )
             )
         return tuple(segments)
