@@ -78,6 +78,7 @@ def write_checkpoint(
     """config.json and model.safetensors in an existing folder."""
     config = {
         "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
