@@ -90,6 +90,7 @@ def plan_moves(
     num_slots: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(source slot, destination slot) int32 [children] of each child row; equal where nothing moves."""
+    assert num_slots < EXACT_IN_FP32, "slots are sorted in fp32"
     num_searches, dummy = slot_start_S1.shape[0] - 1, num_slots - 1
     is_padding_N = search_of_row_N >= num_searches
     src_N = slot_in_N.index_select(0, parents_N.masked_fill(is_padding_N, 0))
