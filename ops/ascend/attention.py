@@ -73,16 +73,16 @@ def _calls(
 ) -> Iterator[range]:
     """Histories of each call: one with several rows alone, neighbours of one row together while their pages are allowed."""
     run, num_used = range(0), 0
-    for h, kv_len in enumerate(kv_lens):
-        num_rows, need = q_starts[h + 1] - q_starts[h], num_pages_of(kv_len, page_size)
-        is_single = num_rows == 1 and kv_len > 0
+    for h, need in enumerate(num_pages_of(kv_lens, page_size)):
+        num_rows = q_starts[h + 1] - q_starts[h] if kv_lens[h] else 0
+        is_single = num_rows == 1
         if run and is_single and num_used + need <= num_pages:
             run, num_used = range(run.start, h + 1), num_used + need
             continue
         if run:
             yield run
         run, num_used = (range(h, h + 1), need) if is_single else (range(0), 0)
-        if num_rows > 1 and kv_len > 0:
+        if num_rows > 1:
             yield range(h, h + 1)
     if run:
         yield run
@@ -112,12 +112,12 @@ def prefill_by_history(
         rows = slice(q_starts[histories.start], q_starts[histories.stop])
         lens = kv_lens[histories.start : histories.stop]
         q_BSQD = q_TQD[rows].view(len(histories), -1, *q_TQD.shape[1:])
-        used = num_pages_of(max(lens), page_size)
+        num_used = max(num_pages_of(lens, page_size))
         out_BSQD, _ = attend_pages(
             q_BSQD,
             k_pages,
             v_pages,
-            page_table_HP[histories.start : histories.stop, :used],
+            page_table_HP[histories.start : histories.stop, :num_used],
             lens,
             scale,
             mask=causal_mask(q_TQD.device) if q_BSQD.shape[1] > 1 else None,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from xgr_runtime.hal.ascend import lengths_from_host
 from xgr_runtime.hal.registry import OpSpec
 
 DTYPES = (torch.float16, torch.bfloat16)
@@ -61,9 +62,9 @@ def _pages_refusal(spec: OpSpec) -> str | None:
     return None
 
 
-def num_pages_of(kv_len: int, page_size: int) -> int:
-    """Pages that hold a history; the op is asked for one token at least."""
-    return -(-max(1, kv_len) // page_size)
+def num_pages_of(kv_lens: Sequence[int], page_size: int) -> list[int]:
+    """Pages of each history that the op is asked for."""
+    return [-(-length // page_size) for length in lengths_from_host(kv_lens)]
 
 
 def attend_pages(
@@ -90,7 +91,7 @@ def attend_pages(
         v_pages.view(num_pages, page_size, -1),
         atten_mask=mask,
         # by keyword: an update of a captured graph replaces what was passed under this name
-        actual_seq_lengths_kv=[max(1, length) for length in kv_lens],
+        actual_seq_lengths_kv=lengths_from_host(kv_lens),
         block_table=page_table_BP.contiguous(),
         block_size=page_size,
         num_heads=q_BSQD.shape[2],
@@ -105,7 +106,7 @@ def attend_pages(
 
 def _check_pages(q_BSQD: torch.Tensor, k_pages: torch.Tensor, kv_lens: Sequence[int]) -> None:
     num_pages, page_size = k_pages.shape[:2]
-    num_used = sum(num_pages_of(length, page_size) for length in kv_lens)
+    num_used = sum(num_pages_of(kv_lens, page_size))
     if num_used > num_pages:
         raise ValueError(
             f"the histories of one batch have {num_used} pages, shared ones counted each time, and the fused op allows "
