@@ -132,11 +132,12 @@ def no_cann(world: World) -> None:
     assert "Failed to load the backend extension: torch_npu" in done.err, done.err
 
 
-def auto_moves_on_and_says_why(world: World) -> None:
+def served(environment: dict[str, str], *arguments: str) -> str:
+    """The log of a service that was started, listened and was told to stop."""
     with subprocess.Popen(
-        [*XGR, *SERVE, "--device", "auto"],
+        [*XGR, "serve", "--port", "0", *arguments],
         cwd=ROOT,
-        env=world.without_cann(),
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -147,6 +148,12 @@ def auto_moves_on_and_says_why(world: World) -> None:
         _, log = service.communicate(timeout=LIMIT_S)
     assert line.startswith("xgr serve: listening on "), (line, log)
     assert service.returncode == 0, log
+    assert "Traceback" not in log, log
+    return log
+
+
+def auto_moves_on_and_says_why(world: World) -> None:
+    log = served(world.without_cann(), "--config", "demo", "--device", "auto")
     assert any("npu" in row and "CANN is not found" in row for row in log.splitlines()), log
 
 
@@ -202,6 +209,15 @@ def an_npu_is_opened(world: World) -> None:
         assert (device["is_usable"], device["capability"]) == (True, "Ascend910B2"), device
         assert report["packages"]["torch-npu"] == importlib.metadata.version("torch-npu")
         assert {row["device"] for row in report["ops"]} == {"npu"}
+
+
+def a_service_starts_on_an_npu(world: World) -> None:
+    """Both demos as the first day's page has them: every op has a provider, every buffer its place."""
+    float32 = ("--config", "demo", "--device", "npu", "--set", "ops.allow_reference=false")
+    for arguments in (("--config", "demo-ascend-910b"), float32):
+        log = served(world.with_cann(), *arguments)
+        for op, provider in (("rms_norm", "torch_npu"), ("select_beams", "aten")):
+            assert f"op {op}: provider {provider}" in log, log
 
 
 def a_soc_that_no_provider_takes(world: World) -> None:
@@ -277,6 +293,7 @@ CHECKS: tuple[Callable[[World], None], ...] = (
     versions_that_do_not_belong_together,
     a_cann_without_settings,
     an_npu_is_opened,
+    a_service_starts_on_an_npu,
     a_soc_that_no_provider_takes,
     memory_that_runs_out,
     a_core_that_faults,
