@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,13 +12,9 @@ import xgr_ops.ascend.beam
 import xgr_ops.ascend.level_edges
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from xgr_ops.ascend.beam import (
-    children_logsumexp_aten,
-    flag_failed_searches_aten,
-    level_logsumexp_aten,
-    select_beams_by_two_sorts,
-)
+from xgr_ops.ascend.beam import select_beams_by_two_sorts
 
+from tests.ascend.beam_rounds import single, tiles_of
 from tests.ascend.providers import copied, fill
 from tests.helpers.strict_device import StrictDevice
 from tests.ops.beam_cases import (
@@ -30,28 +25,15 @@ from tests.ops.beam_cases import (
     bits,
     empty_rows,
     f32,
-    oracle_lse,
     oracle_select,
     outcome,
     random_case,
     run_select,
 )
 from xgr_runtime.hal.ops.beam import LevelTrie, select_beams
-from xgr_runtime.hal.tolerances import TOLERANCES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SEEDS = st.integers(0, 2**32 - 1)
 ONE_TILE = xgr_ops.ascend.beam.TILE_CANDIDATES
-
-
-@contextmanager
-def tiles_of(candidates: int) -> Iterator[None]:
-    """Small tiles, so that small cases cross their borders."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(xgr_ops.ascend.beam, "TILE_CANDIDATES", candidates)
-        yield
 
 
 def with_wide_offsets(trie: LevelTrie) -> LevelTrie:
@@ -67,24 +49,6 @@ def assert_selects_like_the_oracle(case: Case) -> None:
         got = run_select(select_beams_by_two_sorts, case, trie)
         assert got == want, layout
         assert got.counters == run_select(select_beams, case, trie).counters, layout
-
-
-def single(logits: list[list[float]], **changes: Any) -> Case:
-    """One search whose rows stand on one hub (every code a child, everything alive), lse 0, parents 0."""
-    rows, num_codes = len(logits), len(logits[0])
-    case = Case(
-        num_codes=num_codes,
-        children=[list(range(num_codes))],
-        alive=[[True] * num_codes],
-        rule_row=[0],
-        widths=[rows],
-        child_widths=[4],
-        parents=[0.0] * rows,
-        nodes=[0] * rows,
-        logits=np.array(logits, np.float32),
-        lse=np.zeros(rows, np.float32),
-    )
-    return dataclasses.replace(case, **changes)
 
 
 @given(SEEDS, st.sampled_from([5, 40, ONE_TILE]))
@@ -278,52 +242,3 @@ def arguments(case: Case, layout: str) -> dict[str, Any]:
         "children": empty_rows(case.child_widths, case.child_padding),
         "counters": torch.zeros(2, dtype=torch.int64),
     }
-
-
-# normalisers and failures
-
-ROWS = {
-    "plain": [1.0, 2.0, 3.0],
-    "large": [3e38, -3e38, 3e38],
-    "tiny": [-3e38, -3e38, -3e38],
-    "one left": [DEAD, -5.0, DEAD],
-    "nothing left": [DEAD, DEAD, DEAD],
-    "NaN": [1.0, NAN, INF],
-    "infinite": [INF, 1.0, DEAD],
-}
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_logsumexp_of_special_values(name: str) -> None:
-    want = torch.tensor([oracle_lse(ROWS[name])], dtype=torch.float32)
-    row = torch.tensor([ROWS[name]])
-    case = single([ROWS[name]])
-    tolerance = TOLERANCES[torch.float32]
-    for got in (
-        level_logsumexp_aten(row),
-        children_logsumexp_aten(row, case.parent_rows(), case.rules(), case.csr()),
-        children_logsumexp_aten(row, case.parent_rows(), case.rules(), case.dense()),
-    ):
-        torch.testing.assert_close(
-            got, want, rtol=tolerance.rtol, atol=tolerance.atol, equal_nan=True
-        )
-
-
-def test_children_logsumexp_reads_living_children_alone() -> None:
-    case = single([[1.0, NAN, 2.0], [INF, 0.5, 0.5]], alive=[[True, False, True]])
-    rows = (case.parent_rows(), case.rules(), case.csr())
-    got = children_logsumexp_aten(torch.from_numpy(case.logits), *rows).tolist()
-    assert got == [pytest.approx(oracle_lse([1.0, 2.0])), INF]
-    dead = dataclasses.replace(case, parents=[DEAD, 0.0])
-    got_dead = children_logsumexp_aten(torch.from_numpy(case.logits), dead.parent_rows(), *rows[1:])
-    assert got_dead.tolist() == [DEAD, INF]
-
-
-def test_a_bad_normaliser_fails_its_search_alone_and_names_the_round() -> None:
-    rows = empty_rows([2, 2, 1, 1], 1)
-    rows.scores_N.copy_(torch.tensor([0.0, DEAD, -1.0, -2.0, 0.0, DEAD, 0.0]))
-    status = torch.tensor([0, 0, 4, 0, 0], dtype=torch.int32)
-    lse_N = torch.tensor([1.0, NAN, 1.0, INF, 1.0, NAN, NAN])
-    flag_failed_searches_aten(lse_N, rows, status, 2)
-    assert status.tolist() == [0, 3, 4, 0, 0]
-    assert rows.scores_N.tolist() == [0.0, DEAD, DEAD, DEAD, DEAD, DEAD, 0.0]
