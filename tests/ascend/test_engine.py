@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -206,17 +207,27 @@ def test_graphs_give_bit_for_bit_what_single_ops_give(tmp_path: Path, dtype: tor
         assert one.scores.tobytes() == two.scores.tobytes()
 
 
-def test_catalogues_load_beside_captures(tmp_path: Path) -> None:
+def test_catalogues_load_beside_captures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A load copies, allocates and waits on another thread; under a capture the device would raise."""
     config, catalog = world(tmp_path, torch.float32)
+    # another token table: its rows of the head are gathered anew by every load
+    other = random_catalog(6, 300, scattered_tokens([9, 10, 11], 48, seed=9))
+    file = write_catalog(tmp_path / "other.xgr", other)
     errors: list[BaseException] = []
     stop = threading.Event()
     with make_engine(config) as engine:
+        step = engine.runner._model.step
+
+        def slow_step(*args: Any) -> torch.Tensor:
+            time.sleep(0.02)
+            return step(*args)
+
+        monkeypatch.setattr(engine.runner._model, "step", slow_step)
 
         def load() -> None:
             try:
                 while not stop.is_set():
-                    version = engine.load_catalog("other", config.catalogs["main"])
+                    version = engine.load_catalog("other", str(file))
                     engine.retire_catalog("other", version)
             except BaseException as error:
                 errors.append(error)

@@ -89,6 +89,7 @@ class ModelRunner:
         )
         self._bound: dict[tuple[tuple[str, int], ...], BoundOps] = {}
         self.providers: dict[str, set[str]] = {}
+        self._unloaded: set[str] = set()
         c = capacities
         largest = {"H": c.num_histories, "max_kv": c.max_history_tokens}
         tokens, rows = c.num_tokens, c.num_rows
@@ -115,7 +116,7 @@ class ModelRunner:
         return ops
 
     def _note(self, ops: BoundOps) -> None:
-        """Log every provider once per op, and why a provider module of this device could not be loaded."""
+        """Log every provider once per op, and once why a provider module of this device could not be loaded."""
         for binding in ops.bindings:
             known = self.providers.setdefault(binding.op_name, set())
             if binding.provider in known:
@@ -123,10 +124,9 @@ class ModelRunner:
             known.add(binding.provider)
             logger.info("op %s: provider %s", binding.op_name, binding.provider)
             for refusal in binding.refusals:
-                if refusal.is_load_failure:
-                    logger.warning(
-                        "op %s: %s %s", binding.op_name, refusal.provider, refusal.reason
-                    )
+                if refusal.is_load_failure and refusal.provider not in self._unloaded:
+                    self._unloaded.add(refusal.provider)
+                    logger.warning("providers %s %s", refusal.provider, refusal.reason)
 
     def plan(
         self,
