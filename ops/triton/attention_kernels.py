@@ -18,6 +18,9 @@ import triton.language as tl
 
 # Stands for the maximum of nothing: -inf - -inf would be NaN, exp(-inf - LEAST) is 0 and log(0) is -inf, as the ops want it.
 LEAST: tl.constexpr = tl.constexpr(-3.0e38)
+# The weight of a side that is empty, whose out is 0: the product is -0.0, and x + -0.0 is x for every x, -0.0 included.
+# (A weight of -0.0 would say it plainly, but some releases of Triton make +0.0 of that constant.)
+NO_WEIGHT: tl.constexpr = tl.constexpr(-1.0e-37)
 
 
 @triton.jit
@@ -139,12 +142,11 @@ def merge_attention_states_kernel(
         # at least 1 unless both sides are empty
         total_P = weight_a_P + weight_b_P
         total_P = tl.maximum(total_P, 1.0, propagate_nan=tl.PropagateNan.ALL)
-        # An empty side has out 0 and gets the weight -0.0, since x + -0.0 is x for every x, -0.0 included.
-        only_b_P = tl.where(is_b_empty_P, 0.0, -0.0)
+        only_b_P = tl.where(is_b_empty_P, 0.0, NO_WEIGHT)
         only_a_P = tl.where(is_b_empty_P, 1.0, weight_a_P / total_P)
         share_a_P = tl.where(is_a_empty_P, only_b_P, only_a_P)
         share_b_P = tl.where(is_a_empty_P, 1.0, weight_b_P / total_P)
-        share_b_P = tl.where(is_b_empty_P, -0.0, share_b_P)
+        share_b_P = tl.where(is_b_empty_P, NO_WEIGHT, share_b_P)
         merged_PD = a_PD * share_a_P[:, None] + b_PD * share_b_P[:, None]
         merged_lse_P = tl.where(is_a_empty_P, lse_b_P, largest_P + tl.log(total_P))
         merged_lse_P = tl.where(is_b_empty_P, lse_a_P, merged_lse_P)
