@@ -13,7 +13,7 @@ from tools._ladder.l3_planted import PLANTED, PLANTED_PLANS, PLANTED_SETTING
 from tools._ladder.l3_recorder import BorderRecorder, FakeRecorder, Recorded
 from tools._ladder.l3_schemas import schema_failures, stand_in_schemas, vendor_schemas
 from tools._ladder.l3_vendor import GraphsOfFakes, load_vendor
-from tools._ladder.l3_world import NUM_LEVELS, PLANS, Setting, write_world
+from tools._ladder.l3_world import LARGEST_PLAN, NUM_LEVELS, PLANS, Setting, write_world
 
 load_vendor()
 from tools._ladder.l3_passes import CAPTURED, EAGER, Pair, Providers, Run  # noqa: E402 - after torch_npu
@@ -29,6 +29,7 @@ SETTINGS = (
     (Setting("float32", 16), PLANS[1:]),
     (Setting("float32", 128, is_capturing=False), PLANS[:2]),
     (Setting("bfloat16", 128, is_capturing=False), PLANS[:2]),
+    (Setting("bfloat16", 128, is_large=True), (LARGEST_PLAN,)),
 )
 WORKSPACE = (
     "npu::_npu_fused_infer_attention_score_get_max_workspace"  # its size is the kernel library's
@@ -120,7 +121,10 @@ def _one_setting(run: Run, found: Findings, log: BorderLog) -> None:
         found.count("results compared with the reference's shapes", one.num_compared)
     found.segments |= run.segments
     found.count("batches", run.num_batches)
-    found.count("graphs captured", run.num_graphs)
+    found.count("graphs captured", fake.num_graphs + border.num_graphs)
+    largest = "kernels in the largest graph"
+    in_graphs = [found.counts.get(largest, 0), *border.kernels_of_graph.values()]
+    found.counts[largest] = max(in_graphs)
     found.count("ops on fake tensors", fake.recorded.num_calls)
     found.count("ops down to the border", border.recorded.num_calls)
     found.count("copies between segments that the host waited for", border.num_waits)

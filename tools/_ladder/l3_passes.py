@@ -40,14 +40,12 @@ _BIND = "xgr_runtime.xschedule.model_runner.bind_ops"
 _IS_FINITE = "xgr_runtime.models.weights._is_finite"
 
 
-class FakeAscendDevice(AscendDevice):
-    """The device in the fake pass. Pinned memory is real: the engine reads and writes it through numpy.
+class WatchedAscendDevice(AscendDevice):
+    """segments: the names of those that ran, captured or eagerly. Tells the recorder which one is being captured."""
 
-    segments: the names of those that ran, captured or eagerly.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, recorder: FakeRecorder | BorderRecorder) -> None:
         super().__init__()
+        self._recorder = recorder
         self.segments: set[Pair] = set()
 
     @contextmanager
@@ -59,7 +57,12 @@ class FakeAscendDevice(AscendDevice):
 
     def capture(self, name: str, fn: Callable[[], None]) -> Graph:
         self.segments.add((name, CAPTURED))
+        self._recorder.num_graphs += 1
         return super().capture(name, fn)
+
+
+class FakeAscendDevice(WatchedAscendDevice):
+    """The device in the fake pass. Pinned memory is real: the engine reads and writes it through numpy."""
 
     def pinned_empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         with unset_fake_temporarily():
@@ -133,13 +136,12 @@ class Run:
     allow_reference: bool = False
     segments: set[Pair] = field(default_factory=set)
     num_batches: int = 0
-    num_graphs: int = 0
 
     def fake(self, recorder: FakeRecorder) -> Providers:
         """Every plan on one engine of fake tensors."""
         providers = Providers(recorder, self.planted)
         with patch(_API, lambda: self.api):
-            device = FakeAscendDevice()
+            device = FakeAscendDevice(recorder)
             with FakeTensorMode(allow_non_fake_inputs=True), recorder:
                 self._run(device, providers)
         self.segments |= device.segments
@@ -149,7 +151,9 @@ class Run:
         """Every plan on one engine over the stubs."""
         providers = Providers(recorder, self.planted)
         with patch(_API, lambda: self.api), recorder:
-            self._run(AscendDevice(), providers)
+            device = WatchedAscendDevice(recorder)
+            self._run(device, providers)
+        self.segments |= device.segments
         return providers
 
     def _run(self, device: AscendDevice, providers: Providers) -> None:
@@ -160,7 +164,6 @@ class Run:
                 self.num_batches += 1
                 for group, out in zip(batch.groups, output.groups, strict=True):
                     assert out.scores_LN.shape[0] == group.num_levels, plan.name
-            self.num_graphs += parts.worker.graphs.num_captures
             device.memory()
 
 

@@ -10,7 +10,7 @@ writes its pinned memory through numpy, so that memory is real.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -69,6 +69,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.recorded = Recorded()
         self.failures: list[str] = []
+        self.num_graphs = 0
         self._is_paused = False
 
     @contextmanager
@@ -110,6 +111,7 @@ class BorderRecorder(_Recorder):  # type: ignore[no-untyped-call]
     """Above nothing: torch_npu runs.
 
     calls: op -> what it asked the stubs for, and whether under capture. num_waits: ops in which the host waited for the device.
+    kernels_of_graph: by the graph's number.
     """
 
     def __init__(self, log: BorderLog) -> None:
@@ -117,6 +119,7 @@ class BorderRecorder(_Recorder):  # type: ignore[no-untyped-call]
         self._log = log
         self.calls: dict[str, set[BorderCall]] = defaultdict(set)
         self.num_waits = 0
+        self.kernels_of_graph: Counter[int] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -130,5 +133,7 @@ class BorderRecorder(_Recorder):  # type: ignore[no-untyped-call]
             made = self._log.take()
             self.calls[func.name()].update(made)
             self.num_waits += any(call.is_wait for call in made)
+            in_graph = sum(call.is_kernel and call.is_capturing for call in made)
+            self.kernels_of_graph[self.num_graphs] += in_graph
         self._note(func, args, kwargs, result)
         return result

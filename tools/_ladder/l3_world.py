@@ -52,17 +52,22 @@ NORMALIZATIONS: tuple[Normalization, ...] = ("vocab", "level", "valid")
 
 @dataclass(frozen=True)
 class Setting:
-    """One engine: dtype of weights and KV, tokens of a page, the checkpoint, whether segments are captured."""
+    """One engine: dtype of weights and KV, tokens of a page, the checkpoint, whether segments are captured.
+
+    is_large: with the limits that a configuration has by itself, instead of small ones.
+    """
 
     dtype: str
     page_size: int
     model: str = "tied-64"
     is_capturing: bool = True
+    is_large: bool = False
 
     @property
     def name(self) -> str:
         """For messages."""
         how = "graphs" if self.is_capturing else "eager"
+        how += ", the largest batch" * self.is_large
         return f"{self.dtype}, page {self.page_size}, model {self.model}, {how}"
 
 
@@ -128,6 +133,18 @@ PLANS = (
 )  # fmt: skip
 
 
+_SMALL_LIMITS = LimitsConfig(max_prompt_tokens=MAX_PROMPT_TOKENS, max_beam_width=512)
+_SMALL_BATCHES = SchedulerConfig(
+    max_batch_histories=MAX_HISTORIES, max_batch_tokens=1024, max_batch_rows=1024
+)
+# All that LimitsConfig and SchedulerConfig allow by themselves: 8 histories, 4096 tokens of one, 8192 new ones, 8192 rows.
+LARGEST_PLAN = Plan(
+    "everything full",
+    ((4096, 0), *((4096, 3584),) * 7),
+    (("four levels", "vocab", tuple(Wanted(h, (1024,) * 4) for h in range(8))),),
+)
+
+
 def write_world(folder: Path) -> None:
     """The checkpoints "tied-64" and "biased-128" (a head of its own, biases in the attention), and the catalogues."""
     for name, head_dim in (("tied-64", 64), ("biased-128", 128)):
@@ -139,6 +156,7 @@ def write_world(folder: Path) -> None:
             num_kv_heads=2,
             head_dim=head_dim,
             vocab_size=VOCAB,
+            max_positions=8192,
         )
         write_random_model(folder / name, shape)
     _add_biases(folder / "biased-128")
@@ -177,12 +195,12 @@ def make_config(folder: Path, setting: Setting, *, allow_reference: bool) -> Run
         template=TemplateConfig(prefix_token_ids=(1,)),
         catalogs={name: str(folder / f"{name}.xgr") for name in CATALOGS},
         default_catalog="four levels",
-        limits=LimitsConfig(max_prompt_tokens=MAX_PROMPT_TOKENS, max_beam_width=512),
-        scheduler=SchedulerConfig(
-            max_batch_histories=MAX_HISTORIES, max_batch_tokens=1024, max_batch_rows=1024
-        ),
+        limits=LimitsConfig() if setting.is_large else _SMALL_LIMITS,
+        scheduler=SchedulerConfig() if setting.is_large else _SMALL_BATCHES,
         cache=CacheConfig(
-            page_size_tokens=setting.page_size, prefix_cache_bytes=1 << 20, catalog_slots=1
+            page_size_tokens=setting.page_size,
+            prefix_cache_bytes=1 << (25 if setting.is_large else 20),
+            catalog_slots=1,
         ),
         ops=OpsConfig(allow_reference=allow_reference),
     )
@@ -197,6 +215,7 @@ def make_batch(parts: EngineParts, plan: Plan, page_size: int) -> Batch:
         count = -(-tokens // page_size)
         pages.append(list(range(first, first + count)))
         first += count
+    assert first <= parts.runner.kv.shared.num_pages, f"{plan.name} needs {first} pages"
     return Batch(
         batch_id=1,
         kind="full",
