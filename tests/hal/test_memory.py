@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from xgr_runtime.errors import DeviceError, OpUnavailable
+from xgr_runtime.errors import DeviceError, DeviceLost, OpUnavailable
 from xgr_runtime.hal.cpu import CpuDevice
 from xgr_runtime.hal.memory import allocate, allocate_pinned, room_for
 
@@ -74,3 +74,19 @@ def test_what_is_no_lack_of_memory_passes(error: Exception) -> None:
     with pytest.raises(type(error)) as caught, room_for("beams", "rows", "here"):
         raise error
     assert caught.value is error
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [(507035, DeviceLost), (161002, OpUnavailable), (207001, DeviceError)]
+)
+def test_an_npu_that_fails_is_not_full(code: int, kind: type[Exception]) -> None:
+    """torch_npu raises RuntimeError for all of them; the fill of a new buffer is a kernel, too."""
+    error = RuntimeError(
+        f"f:a.cpp:1 NPU function error: call aclnnInplaceZero failed, error code is {code}\n"
+        "[ERROR] 2026-01-01-00:00:00 (PID:1, Device:0, RankID:-1) ERR00100 PTA call acl api failed."
+    )
+    with pytest.raises(kind) as caught, room_for("beams", "rows", "here"):
+        raise error
+    assert type(caught.value) is kind
+    assert ("no room for beams" in str(caught.value)) == (kind is DeviceError)
+    assert caught.value.__cause__ is error

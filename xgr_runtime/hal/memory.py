@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 import torch
 
-from xgr_runtime.errors import DeviceError, XgrError
+from xgr_runtime.errors import DeviceError, DeviceLost, OpUnavailable, XgrError
+from xgr_runtime.hal.ascend_errors import explain_npu_error
 from xgr_runtime.hal.device import Device
 
 
@@ -54,6 +55,11 @@ def room_for(what: str, lower: str, place: object, num_bytes: int | None = None)
     except (MemoryError, RuntimeError) as error:
         if _is_failed_kernel(error):
             raise
+        named = explain_npu_error(
+            error
+        )  # an NPU has no class of its own for what is no lack of memory
+        if isinstance(named, DeviceLost | OpUnavailable):
+            raise named from error
         size = "" if num_bytes is None else f"{num_bytes} bytes of "
         raise DeviceError(f"{place} has no room for {size}{what}; lower {lower}") from error
 
