@@ -277,6 +277,24 @@ def an_op_that_refuses(world: World) -> None:
         assert f"error code {code}" in text, text
 
 
+def a_service_that_fails_at_its_start(world: World) -> None:
+    """What fails in the first batch, or before it, ends the command with the named error as its last line."""
+    command = [*XGR, *SERVE[:1], "--port", "0", "--config", "demo-ascend-910b"]
+    situations = {
+        "aclrtSynchronizeStreamWithTimeout": (507035, "DeviceLost: Ascend910B2 failed: "),
+        "aclnnRmsNormGetWorkspaceSize": (161002, "OpUnavailable: aclnnRmsNorm refused its argu"),
+        "aclmdlRICaptureEnd": (107041, "DeviceError: capturing a graph failed on Ascend910B2: "),
+    }
+    for name, (code, words) in situations.items():
+        done = run(command, world.with_cann({f"XGR_FAULT_{name}": str(code)}))
+        last = done.err.splitlines()[-1]
+        assert done.code == 2, (name, done)
+        assert last.startswith(f"xgr: {words}"), (name, last)
+        assert str(code) in last, (name, last)
+    environment = world.with_cann({"XGR_FAULT_aclmdlRICaptureEnd": "107041"})
+    served(environment, "--config", "demo-ascend-910b", "--set", "graphs=false")
+
+
 def an_op_that_does_not_exist(world: World) -> None:
     kind, text = explained(world, "torch.ops.npu.npu_no_such_op", {})
     assert kind == "OpUnavailable", (kind, text)
@@ -300,6 +318,7 @@ CHECKS: tuple[Callable[[World], None], ...] = (
     streams_that_run_out,
     an_op_that_refuses,
     an_op_that_does_not_exist,
+    a_service_that_fails_at_its_start,
 )
 
 
