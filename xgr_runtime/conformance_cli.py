@@ -1,8 +1,10 @@
 """`xgr conformance`: check a device with nothing but the installed package, and write one report to send back."""
 
 import argparse
+import logging
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +76,7 @@ def _conformance(args: argparse.Namespace) -> int:
             errors.append(error)
 
     with ExitStack() as stack:
+        stack.enter_context(_only_errors())
         stack.callback(lambda: print("\n".join(report.summary()), flush=True))
         name = stack.enter_context(tempfile.TemporaryDirectory(prefix="xgr-conformance-"))
         parts = all_parts(device, report, Path(name))
@@ -81,3 +84,15 @@ def _conformance(args: argparse.Namespace) -> int:
     if errors:
         raise errors[0]
     return 0 if report.result == "passed" else EXIT_FAILED
+
+
+@contextmanager
+def _only_errors() -> Iterator[None]:
+    """The report says who was bound and why; as warnings of every engine it would bury the table."""
+    logger = logging.getLogger("xgr_runtime")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,4 +1,7 @@
-"""Vectors and decoder through whole engines: right on this device and on a strict one, and wrong providers are seen."""
+"""Vectors and decoder through whole engines: right on a strict device, and wrong providers and vectors are seen.
+
+`test_run.py` runs all of it on the device of the session.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from xgr_runtime.hal.device import Device
 
 FLOAT, HALF = torch.float32, torch.bfloat16
 FEW = ("three levels", "three levels, valid", "shrinking widths, a long prompt", "eight levels", "NaN later", "all logits equal", "+inf")  # fmt: skip
@@ -35,27 +37,17 @@ def few(names: Sequence[str] = FEW) -> VectorSet:
     return dataclasses.replace(vectors, vectors=chosen)
 
 
-def search(
-    folder: Path, vectors: VectorSet, device: Device | None = None, shape: EngineShape | None = None
-) -> EngineEntry:
-    device = device or CpuDevice()
-    is_cpu = device.kind == "cpu"
-    check = SearchCheck(vectors, folder)
-    return check.run(device, shape or EngineShape(FLOAT, 4), allow_reference=not is_cpu)
-
-
-def test_every_vector_on_this_device(device: Device, tmp_path: Path) -> None:
-    vectors = load_vectors()
-    entry = search(tmp_path, vectors, device)
-    assert entry.result == "passed", (entry.reason, entry.failures)
-    assert entry.num_checked == 3 * len(vectors.vectors)
-    assert entry.max_error <= 1e-4
-    assert "select_beams" in entry.providers
+def search(folder: Path, vectors: VectorSet) -> EngineEntry:
+    return SearchCheck(vectors, folder).run(
+        CpuDevice(), EngineShape(FLOAT, 4), allow_reference=False
+    )
 
 
 def test_captured_graphs_in_half_precision_and_csr(tmp_path: Path) -> None:
+    """The second catalogue has fewer codes: a round captured on rows of the first one's batch would read beyond it."""
     strict = StrictDevice(is_graph_per_round=True)
-    entry = search(tmp_path, few(FEW[:4]), strict, EngineShape(HALF, 128, is_dense=False))
+    check = SearchCheck(few(("three levels", "eight levels")), tmp_path)
+    entry = check.run(strict, EngineShape(HALF, 128, is_dense=False), allow_reference=True)
     assert entry.result == "passed", entry.failures
     assert entry.num_graph_captures > 0
 
@@ -180,14 +172,6 @@ def test_a_wrong_vector_is_seen(
     entry = search(tmp_path, wrong)
     assert entry.result == "failed"
     assert text in entry.failures[0][1]
-
-
-def test_the_decoder_on_this_device(device: Device, tmp_path: Path) -> None:
-    check = DecoderCheck(FLOAT, tmp_path)
-    is_cpu = device.kind == "cpu"
-    entry = check.run(device, EngineShape(FLOAT, 128), allow_reference=not is_cpu)
-    assert entry.result == "passed", (entry.reason, entry.failures)
-    assert 0 < entry.max_error < 1e-4
 
 
 def without_the_last_key(reference: Callable[..., Any]) -> Callable[..., Any]:

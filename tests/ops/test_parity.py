@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "op_name" in metafunc.fixturenames:
         kind = metafunc.config.getoption("device")
-        failures = load_providers(kind)
+        # Triton is optional: where it is absent its providers do not exist, and the header of `xgr conformance` says so.
+        failures = [f for f in load_providers(kind) if "No module named 'triton'" not in f.reason]
         assert not failures, f"providers that could not be loaded: {failures}"
         cases = [
             pytest.param(
