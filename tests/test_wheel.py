@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.e2e
 # Where a folder of the checkout lies in the wheel, and the endings of what is in it.
 CONTENT = {
-    "xgr_runtime/": ("xgr_runtime/", (".py", ".pyi", "py.typed")),
+    "xgr_runtime/": ("xgr_runtime/", (".py", ".pyi", "py.typed", "conformance/vectors.json")),
     "ops/": ("xgr_ops/", (".py",)),
     "configs/": ("xgr_runtime/configs/", ("",)),
     "proto/": ("xgr_runtime/proto/", (".py", ".proto")),
@@ -100,6 +100,13 @@ def test_doctor_finds_the_providers(commands: Path, tmp_path: Path) -> None:
     providers = {op["provider"] for op in report["ops"] if op["device"] == "cpu"}
     assert len(providers) > 1, "the providers of ops/ and the references"
     assert None not in providers
+
+
+def test_conformance_has_its_vectors(commands: Path, tmp_path: Path) -> None:
+    """The command itself runs from a checkout in tests/conformance; what a wheel may lack is its data."""
+    code = "from xgr_runtime.conformance.vectors import load_vectors; print(len(load_vectors().vectors))"
+    assert env.run([str(commands / "python"), "-c", code], tmp_path).stdout == "40\n"
+    assert "--device KIND" in env.run([str(commands / "xgr"), "conformance", "-h"], tmp_path).stdout
 
 
 def test_serve_a_configuration_by_name(commands: Path, tmp_path: Path) -> None:
