@@ -45,10 +45,14 @@ def test_the_memory_of_the_comments() -> None:
     assert num_pages == 145 + 1755
     assert page_size * 1755 == 224_640
     num_rows = config.scheduler.max_batch_rows + 1
+    # Two levels of as many edges as items, each a code (int32) and a bit (a byte) a row of rules; the nodes' offsets.
+    num_edges = int(1_000_000 * config.cache.catalog_headroom)
+    num_rule_rows = config.cache.rule_rows + config.scheduler.max_batch_histories
     parts = {
         "weights": 2 * NUM_PARAMETERS,
         "pages": num_pages * page_bytes,
         "beams' own tokens": (num_rows + 64) * spec.slot_bytes(num_rounds=3),
+        "catalogue": config.cache.catalog_slots * num_edges * (2 * (4 + num_rule_rows) + 4),
         "logits": 2 * config.scheduler.max_batch_rows * 8192 * 4,
     }
     said = dict(re.findall(r"^#   ([a-z' ]+?)  .*? ([\d.]+) GiB", text, re.MULTILINE))
