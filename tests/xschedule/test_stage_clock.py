@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import pickle
 import time
 from dataclasses import replace
@@ -76,7 +75,9 @@ DELAYS: dict[str, tuple[Callable[[Engine], None], list[int]]] = {
 def flat(ran: tuple[Batch, BatchOutput]) -> list[float]:
     times = ran[1].times
     (rounds,), (selects,) = times.rounds_s, times.selects_s
-    return [times.to_device_s, times.prefill_s, *rounds, *selects, times.to_host_s]
+    known = [seconds for seconds in selects if seconds is not None]
+    assert len(known) == len(selects)
+    return [times.to_device_s, times.prefill_s, *rounds, *known, times.to_host_s]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +134,8 @@ def test_stages_are_disjoint_and_within_the_batch(
         assert min(parts) > 0
         assert sum(parts) <= wall_s
         for whole, part in zip(rounds, selects, strict=True):
-            assert 0 < part < whole
+            # an NPU cannot time inside of its graphs
+            assert part is None if device.kind == "npu" else 0 < (part or 0) < whole
     # A graph that is replayed times itself anew.
     assert len({output.times.prefill_s for output in outputs}) > 1
     by_round = zip(*(output.times.rounds_s[0] for output in outputs), strict=True)
@@ -184,7 +186,7 @@ def test_a_point_that_was_never_recorded_gives_no_time() -> None:
     clock.add_rounds([timer], 1)
     times = clock.read()
     assert times.rounds_s[0][0] >= 0
-    assert math.isnan(times.selects_s[0][0])
+    assert times.selects_s == ((None,),)
     totals = BatchHistograms()
     totals.add_times(times)
     assert totals.round_s[0].num_values == 1

@@ -94,7 +94,9 @@ def test_sizes_and_waits_of_batches(engine: Engine, oracle: Oracle) -> None:
     assert found.queue_s.num_values == len(requests)
     queue_s = sum(reply.timings.queue_ms for reply in replies) / 1e3
     assert found.queue_s.sum == pytest.approx(queue_s, abs=1e-6)
-    assert sorted(found.round_s) == sorted(found.select_s) == [0, 1, 2]
+    assert sorted(found.round_s) == [0, 1, 2]
+    # an NPU cannot time inside of its graphs
+    assert sorted(found.select_s) == ([] if engine.device.kind == "npu" else [0, 1, 2])
     for level, histogram in found.round_s.items():
         seconds = [output.times.rounds_s[0][level] for _, output in recording.batches]
         assert histogram.num_values == len(batches)

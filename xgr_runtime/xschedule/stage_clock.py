@@ -3,10 +3,11 @@
 The borders of a stage are points of a device timer: on the CPU the time of the call, on a GPU events of the stream, which
 are nodes of the captured graph where the stage lies inside one. So the host reads nothing and waits for nothing between
 the segments. Borders of segments are recorded outside of graphs; a device that cannot time inside of them (an Ascend NPU)
-does not know how long the selections in them take: those times are NaN. Where the host issues work faster than the device does it, the stages of a batch follow each other without a
+does not know how long the selections in them take. Where the host issues work faster than the device does it, the stages of a batch follow each other without a
 gap; where it does not, the device's waiting is part of no stage.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -80,7 +81,7 @@ class StageClock:
             to_device_s=copies_s[False],
             prefill_s=sum(timer.seconds(*PREFILL_POINTS) for timer in self._prefill),
             rounds_s=tuple(_read(*group, 0, POINTS_OF_ROUND) for group in self._rounds),
-            selects_s=tuple(_read(*group, 1, 2) for group in self._rounds),
+            selects_s=tuple(tuple(map(_known, _read(*group, 1, 2))) for group in self._rounds),
             to_host_s=copies_s[True],
         )
 
@@ -92,3 +93,7 @@ def _read(timers: Sequence[Timer], num_levels: int, start: int, end: int) -> tup
         timer.seconds(first + start, first + end)
         for timer, first in zip(of_level, firsts, strict=True)
     )
+
+
+def _known(seconds: float) -> float | None:
+    return None if math.isnan(seconds) else seconds

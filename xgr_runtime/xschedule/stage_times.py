@@ -8,11 +8,12 @@ class StageTimes:
     """Seconds. rounds_s and selects_s: by group and round; a round is the model's step (none in round 0), the head, the
     selection and the reorder of the beams' own KV, and its selection alone is the round's part in selects_s.
 
-    to_device_s: inputs, rule rows and exclusions of all groups. to_host_s: the outcomes. NaN where the device cannot tell.
+    to_device_s: inputs, rule rows and exclusions of all groups. to_host_s: the outcomes. A selection has
+    None where the device cannot time inside of its graphs.
     """
 
     to_device_s: float = 0.0
     prefill_s: float = 0.0
     rounds_s: tuple[tuple[float, ...], ...] = ()
-    selects_s: tuple[tuple[float, ...], ...] = ()
+    selects_s: tuple[tuple[float | None, ...], ...] = ()
     to_host_s: float = 0.0

@@ -1,7 +1,6 @@
 """What an engine did since its start: counts, and how sizes and times were distributed. The caller serialises all calls."""
 
 import dataclasses
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -63,7 +62,7 @@ class BatchHistograms:
         for by_round, groups in ((self.round_s, times.rounds_s), (self.select_s, times.selects_s)):
             for group in groups:
                 for level, seconds in enumerate(group):
-                    if not math.isnan(seconds):
+                    if seconds is not None:
                         by_round.setdefault(level, _stage_s()).add(seconds)
 
     def copy(self) -> "BatchHistograms":
