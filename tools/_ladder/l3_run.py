@@ -25,14 +25,14 @@ STUBS = "XGR_L3_STUBS"
 CHECKED = "calls of torch_npu made by Worker.run: vendor schema, shape rule, C++ down to CANN's border, graph capture and update"
 
 
-def run_again(arguments: list[str]) -> int:
-    """This script in a process that finds the stand-ins; its exit code."""
+def run_again(arguments: list[str], soc: str) -> int:
+    """This script in a process that finds the stand-ins of that chip; its exit code."""
     from tools._ladder import stubs  # noqa: PLC0415 - the parent needs no torch
 
     with tempfile.TemporaryDirectory(prefix="xgr-l3-") as name:
         folder = Path(name) / "stubs"
         stubs.build(folder, stubs.torch_npu_folder())
-        environment = stubs.environment(folder, dict(os.environ))
+        environment = stubs.environment(folder, dict(os.environ), soc=soc)
         environment |= {STUBS: str(folder), "PYTHONPATH": os.pathsep.join([str(ROOT), *_path()])}
         command = [sys.executable, str(Path(__file__)), *arguments]
         return subprocess.run(command, env=environment, cwd=name, check=False).returncode
@@ -58,9 +58,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", type=Path, help="where the result goes; else to the output")
     parser.add_argument("--allow-reference", action="store_true", help="while ops lack providers")
+    parser.add_argument(
+        "--soc", default="Ascend910B2", help="the chip that the stand-ins claim to be"
+    )
     options = parser.parse_args()
     if STUBS not in os.environ:
-        return run_again([str(Path(a).resolve()) if a == str(options.json) else a for a in sys.argv[1:]])  # fmt: skip
+        arguments = ["--allow-reference"] * options.allow_reference
+        arguments += ["--json", str(options.json.resolve())] if options.json else []
+        return run_again(arguments, options.soc)
     offer_providers()
     from tools._ladder.l3_checks import run_checks  # noqa: PLC0415 - needs torch_npu over the stand-ins
 

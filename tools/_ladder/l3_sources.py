@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
 OPS = "torch.ops.npu."
@@ -123,6 +123,18 @@ def unused_api(calls: Iterable[ApiCall], used: set[str], file: str) -> list[str]
         for call in calls
         if call.where.startswith(f"{file}:") and call.name.split(".")[0] not in used
     ]
+
+
+def coverage_failures(in_sources: Mapping[str, str], recorded: Iterable[str]) -> list[str]:
+    """Vendor ops in the sources that no batch reached, and the other way round (the vendor's own helpers aside)."""
+    recorded = set(recorded)
+    never = [
+        f"{where}: npu::{op} is in the sources, and no batch reached it"
+        for op, where in in_sources.items()
+        if op not in recorded
+    ]
+    unknown = sorted(op for op in recorded - set(in_sources) if not op.startswith("_"))
+    return never + [f"npu::{op} was called and is not in the sources" for op in unknown]
 
 
 def _dotted(node: ast.AST) -> str:

@@ -110,3 +110,13 @@ def test_the_api_that_no_run_reached_is_reported(source: Path) -> None:
     unused = l3_sources.unused_api(calls, watched.names, "ascend.py")
     assert {text.split()[1] for text in unused} == {"torch.npu.graph", "torch.npu.Event"}
     assert l3_sources.unused_api(calls, watched.names, "another.py") == []
+
+
+def test_an_op_is_reported_that_no_batch_reached_or_no_source_names(source: Path) -> None:
+    in_sources = l3_sources.npu_ops([source])
+    assert l3_sources.coverage_failures(in_sources, ["npu_swiglu", "npu_rms_norm", "_helper"]) == []
+    failures = l3_sources.coverage_failures(in_sources, ["npu_swiglu", "npu_other"])
+    assert failures == [
+        "ascend.py:10: npu::npu_rms_norm is in the sources, and no batch reached it",
+        "npu::npu_other was called and is not in the sources",
+    ]
