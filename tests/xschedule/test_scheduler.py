@@ -21,7 +21,7 @@ from xgr_runtime.kvcache.prefix_cache import PrefixCache
 from xgr_runtime.xschedule.scheduler import Scheduler, fail_expired
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from xgr_runtime.types import Int64Array, Normalization
     from xgr_runtime.xbeam.rules import TagExpression
@@ -216,6 +216,8 @@ class Simulation:
         assert 0 not in [*cached, *new], "the null page belongs to padding"
         assert all(len(s.pages) == -(-s.num_tokens // PAGE) for s in states)
         assert self.pages.num_in_use == len({*cached, *new})
+        if len(states) > 1:
+            assert num_named(states) <= NUM_PAGES
 
     def check_rules(self, scheduled: Scheduled) -> None:
         """Each search reads a row that holds its expression after the batch's writes, and a scratch row of its own."""
@@ -466,6 +468,24 @@ def test_the_longest_unused_history_is_evicted_and_those_in_use_never() -> None:
     assert sim.pages.num_evicted == 3
     assert sim.step(0.0, is_draining=True)
     assert states[2].num_cached_tokens == 0
+
+
+def num_named(states: Sequence[RequestState]) -> int:
+    """Pages that a fused attention over the batch names: shared ones each time, one for each padding history."""
+    num_histories = min(CONFIG.max_batch_histories, 1 << (len(states) - 1).bit_length())
+    return sum(len(s.pages) for s in states) + num_histories - len(states)
+
+
+def test_histories_that_share_pages_name_no_more_than_there_are() -> None:
+    """Three of one prompt: 4 pages shared and 3 of their own exist easily, 15 of 10 would be named."""
+    sim = Simulation()
+    sim.add(0, plain(user=1, num_tokens=17))
+    assert sim.step(0.0, is_draining=True)
+    for number in range(1, 4):
+        sim.add(number, plain(user=1, num_tokens=17))
+    for num_ran in (3, 4):
+        assert sim.step(0.0, is_draining=True)
+        assert len(sim.ran) == num_ran
 
 
 def test_a_full_queue_refuses() -> None:

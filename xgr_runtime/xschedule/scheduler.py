@@ -195,21 +195,28 @@ class Scheduler:
         return min(s.arrival_s for s in group) + self._config.max_wait_ms / 1e3
 
     def _pick(self, group: list[RequestState]) -> tuple[list[RequestState], bool]:
-        """The first requests of a group that fit together, and whether a capacity stopped the list."""
+        """The first requests of a group that fit together, and whether a capacity stopped the list.
+
+        Fused attention on an Ascend NPU wants as many pages to exist as the histories of a call name, shared ones each time and
+        one for a padding history: where many share a prefix in a small cache, that is the narrowest limit.
+        """
         config, picked = self._config, list[RequestState]()
-        tokens = rows = pages = 0
+        tokens = rows = pages = named = 0
         pinned: set[bytes] = set()
         for state in group:
             matched = self._matched(state)
             tokens += state.num_tokens - len(matched) * self._page_size
             rows += state.num_rows
             pages += self._num_pages(state) - len(matched)
+            named += self._num_pages(state)
+            padding = (1 << len(picked).bit_length()) - len(picked) - 1
             pinned |= self._pages.idle_among(matched)
             fits = (
                 len(picked) < config.max_batch_histories
                 and tokens <= config.max_batch_tokens
                 and rows <= config.max_batch_rows
                 and pages <= self._pages.num_available - len(pinned)
+                and (not picked or named + padding <= self._pages.allocator.num_pages)
             )
             if not fits:
                 return picked, True
