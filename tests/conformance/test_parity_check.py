@@ -52,6 +52,7 @@ def test_a_wrong_provider_fails_in_every_case_and_some_messages_are_kept() -> No
     assert entry.result == "failed"
     assert entry.num_failed == entry.num_run == NUM_CASES
     assert len(entry.failures) == min(MAX_FAILURES, NUM_CASES)
+    assert entry.error.of_tolerance > 1000
     case, message = entry.failures[0]
     assert case == "one, rows"
     assert message.startswith("result: Tensor-likes are not close!")

@@ -51,6 +51,14 @@ class Error:
         return Error(max(self.absolute, other.absolute), max(self.of_tolerance, other.of_tolerance))
 
 
+class TooFar(Difference):
+    """A result beyond its tolerance, and how far it is from the expected one where both are finite."""
+
+    def __init__(self, message: str, error: Error) -> None:
+        super().__init__(message)
+        self.error = error
+
+
 def convert(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """The same arguments with every tensor changed, also inside dataclasses; strides are kept."""
     if isinstance(value, torch.Tensor):
@@ -149,11 +157,12 @@ def compare(
         got, expected = got.double(), expected.double()
     tolerance = TOLERANCES[dtype]
     atol, rtol = (0.0, 0.0) if case.is_exact else (tolerance.atol, tolerance.rtol)
+    error = _error(got, expected, atol, rtol)
     try:
         torch.testing.assert_close(got, expected, rtol=rtol, atol=atol, equal_nan=True)
-    except AssertionError as error:
-        raise Difference(str(error)) from error
-    return _error(got, expected, atol, rtol)
+    except AssertionError as reason:
+        raise TooFar(str(reason), error) from reason
+    return error
 
 
 def _error(got: torch.Tensor, expected: torch.Tensor, atol: float, rtol: float) -> Error:
@@ -163,4 +172,6 @@ def _error(got: torch.Tensor, expected: torch.Tensor, atol: float, rtol: float) 
     absolute = (got - expected).abs().masked_fill(~is_finite, 0.0)
     largest = float(absolute.max())
     allowed = atol + rtol * expected.abs().masked_fill(~is_finite, math.inf)
-    return Error(largest, float((absolute / allowed).max()) if atol else 0.0)
+    if not atol:
+        return Error(largest, math.inf if largest else 0.0)
+    return Error(largest, float((absolute / allowed).max()))

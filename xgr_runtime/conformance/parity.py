@@ -12,6 +12,7 @@ import torch
 
 from xgr_runtime.conformance.comparison import (
     Error,
+    TooFar,
     call,
     clone_to,
     compare,
@@ -35,7 +36,7 @@ class ParityEntry:
     """One provider of one op in one dtype.
 
     num_default: cases in which it is the provider that is bound. refusals: reason -> number of cases. failures: (case,
-    message). error: the largest over all cases that passed; worst_case: where it is largest relative to the tolerance.
+    message). error: the largest of finite results; worst_case: where it is largest relative to the tolerance.
     """
 
     op: str
@@ -144,6 +145,9 @@ def _errors(
     for name, tensor in got.items():
         try:
             yield name, compare(tensor, expected[name], case, dtype, native[name])
+        except TooFar as difference:
+            yield name, difference.error
+            raise Difference(f"{name}: {difference}") from difference
         except Difference as difference:
             raise Difference(f"{name}: {difference}") from difference
 
