@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -16,6 +17,8 @@ NAMES = ("L0", "L1", "L2", "L3", "L4", "L5", "L6", "L7")
 MAY_NOT_RUN = ("L5", "L6", "L7")
 # Rungs that execute a provider's function. L5 compiles it only.
 COVERING = ("L2", "L3", "L4")
+
+TEXT_WIDTH = 96
 
 Result = Literal["passed", "failed", "not_run"]
 Pair = tuple[str, str]
@@ -86,9 +89,8 @@ def rung_table(outcomes: Sequence[Outcome]) -> str:
     for outcome in outcomes:
         counts = ", ".join(f"{number} {name}" for name, number in outcome.counts.items())
         rows.append((outcome.rung, outcome.result, f"{outcome.seconds:.0f} s", outcome.checked))
-        for text in (counts, outcome.reason):
-            if text:
-                rows.append(("", "", "", f"  {text.splitlines()[0]}"))
+        for text in (counts, *outcome.reason.splitlines()[:1]):
+            rows.extend(("", "", "", f"  {line}") for line in textwrap.wrap(text, TEXT_WIDTH))
     return _aligned(rows)
 
 

@@ -1,7 +1,7 @@
 """The environments of the rungs beside .venv, below one git-ignored folder, made once and kept while their stamp matches.
 
-`npu` is a virtual environment that links to the libraries of .venv but those that triton-ascend and torch-npu cannot live with;
-the others are folders of packages that go before .venv's on PYTHONPATH.
+`npu` is a virtual environment that links to the libraries of .venv but those that triton-ascend and torch-npu cannot live with,
+and has the runtime installed as .venv has; the others are folders of packages that go before .venv's on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -71,7 +71,10 @@ class Environments:
         stamp = "\n".join([sys.version, pins, *NPU_PACKAGES, *map(str, linked)])
         if _is_stale(folder, stamp):
             install = ["--constraint", str(CONSTRAINTS), *NPU_PACKAGES]
-            environments.make_environment(folder, linked, install)
+            commands = environments.make_environment(folder, linked, install)
+            command = [str(commands / "python"), "-m", "pip", "install", "--quiet"]
+            command += ["--no-deps", "--no-build-isolation", "--editable", str(ROOT)]
+            environments.run(command, folder)
             (folder / STAMP).write_text(stamp, encoding="utf-8")
         return Place(folder / "venv" / "bin" / "python")
 
