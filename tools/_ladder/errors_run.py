@@ -60,15 +60,24 @@ class Done:
 
 @dataclass(frozen=True)
 class World:
-    """libraries: the stand-ins for CANN. mismatched: goes first on the path, and says that torch-npu is another version."""
+    """libraries: the stand-ins for CANN. mismatched: goes first on the path, and says that torch-npu is another version.
+
+    package: the runtime as it is installed, since this environment need not have it.
+    """
 
     libraries: Path
     mismatched: Path
+    package: Path
 
     def without_cann(self, names: dict[str, str] | None = None) -> dict[str, str]:
         """The environment of a user who has torch_npu and no CANN; torch's autoload is not set."""
         kept = {name: value for name, value in os.environ.items() if name != AUTOLOAD}
-        return {**kept, "OMP_NUM_THREADS": "1", **(names or {})}
+        return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": self.path(), **(names or {})}
+
+    def path(self, *first: Path) -> str:
+        """PYTHONPATH of the runtime and of this process, behind other folders."""
+        own = os.environ.get("PYTHONPATH", "")
+        return os.pathsep.join(filter(None, [*map(str, first), str(self.package), own]))
 
     def with_cann(
         self, names: dict[str, str] | None = None, *, num_devices: int = 1, soc: str = "Ascend910B2"
@@ -84,7 +93,7 @@ class World:
 def run(command: Sequence[str], environment: dict[str, str]) -> Done:
     done = subprocess.run(
         command,
-        cwd=ROOT,
+        cwd=tempfile.gettempdir(),  # a checkout as the working folder would go before the package
         env=environment,
         capture_output=True,
         text=True,
@@ -136,7 +145,7 @@ def served(environment: dict[str, str], *arguments: str) -> str:
     """The log of a service that was started, listened and was told to stop."""
     with subprocess.Popen(
         [*XGR, "serve", "--port", "0", *arguments],
-        cwd=ROOT,
+        cwd=tempfile.gettempdir(),  # a checkout as the working folder would go before the package
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -174,7 +183,7 @@ def driver_of_another_release(world: World) -> None:
 
 
 def versions_that_do_not_belong_together(world: World) -> None:
-    path = os.pathsep.join([str(world.mismatched), os.environ.get("PYTHONPATH", "")])
+    path = world.path(world.mismatched)
     words = ("torch-npu 0.9.0 belongs to torch 0.9.0", "pip install 'torch-npu==")
     asked(world.with_cann({"PYTHONPATH": path}), *words)
     code = (
@@ -322,6 +331,18 @@ CHECKS: tuple[Callable[[World], None], ...] = (
 )
 
 
+def link_package(folder: Path) -> Path:
+    """The layout of the wheel (setup.py), made of links to the checkout."""
+    package = folder / "xgr_runtime"
+    package.mkdir(parents=True)
+    for path in (ROOT / "xgr_runtime").iterdir():
+        (package / path.name).symlink_to(path)
+    for name in ("configs", "proto"):
+        (package / name).symlink_to(ROOT / name)
+    (folder / "xgr_ops").symlink_to(ROOT / "ops")
+    return folder
+
+
 def make_world(folder: Path) -> World:
     faults.build(folder / "cann", stubs.torch_npu_folder())
     mismatched = folder / "mismatched" / "torch_npu-0.9.0.dist-info"
@@ -331,7 +352,7 @@ def make_world(folder: Path) -> World:
         "Version: 0.9.0" if line.startswith("Version: ") else line for line in metadata.split("\n")
     ]
     (mismatched / "METADATA").write_text("\n".join(lines), encoding="utf-8")
-    return World(folder / "cann", mismatched.parent)
+    return World(folder / "cann", mismatched.parent, link_package(folder / "package"))
 
 
 def main() -> int:
