@@ -8,6 +8,7 @@ which is not here: some bytes.
 
 from __future__ import annotations
 
+from collections import Counter
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -28,11 +29,16 @@ def load_vendor() -> Any:
 
 
 class GraphsOfFakes:
-    """Registers what is missing, once a process. failures: shapes or lengths that do not fit, as text."""
+    """Registers what is missing, once a process.
+
+    failures: shapes or lengths that do not fit, as text. updates: lengths of histories that graphs were told before a replay,
+    and how often.
+    """
 
     def __init__(self) -> None:
         self.failures: list[str] = []
-        self.num_updates = 0
+        self.num_captured = 0
+        self.updates: Counter[tuple[int, ...]] = Counter()
         torch.library.register_fake(f"npu::_{ATTENTION}_get_max_workspace", self._workspace)
         torch.library.register_fake(f"npu::_{ATTENTION}_infer_output", self._infer_output)
         torch.library.register_fake(f"npu::{ATTENTION}.out", self._into)
@@ -58,8 +64,11 @@ class GraphsOfFakes:
         self, *args: Any, workspace: Any, out: Iterable[torch.Tensor], **kwargs: Any
     ) -> tuple[torch.Tensor, ...]:
         """The op writing to given memory: at capture, and again with other lengths when a graph is updated."""
-        self.num_updates += 1
         got = tuple(out)
+        if torch.npu.is_current_stream_capturing():  # type: ignore[attr-defined]
+            self.num_captured += 1
+        elif kwargs.get(_LENGTHS) is not None:
+            self.updates[tuple(kwargs[_LENGTHS])] += 1
         expected = getattr(torch.ops.npu, ATTENTION)(*args, **kwargs)
         for one, other in zip(expected, got, strict=True):
             if (one.shape, one.dtype) != (other.shape, other.dtype):

@@ -89,6 +89,18 @@ class Plan:
     histories: tuple[tuple[int, int], ...]
     groups: tuple[tuple[str, Normalization, tuple[Wanted, ...]], ...]
 
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """What fused attention is told: tokens of each history, one for a padding history, up to a power of two."""
+        lengths = [tokens for tokens, _ in self.histories]
+        room = 1 << (len(lengths) - 1).bit_length()
+        return (*lengths, *[1] * (room - len(lengths)))
+
+    @property
+    def has_step(self) -> bool:
+        """Whether a round reads the histories' keys."""
+        return any(len(CATALOGS[name][0]) > 1 for name, _, _ in self.groups)
+
 
 def _deep(history: int, width: int, **rules: Any) -> Wanted:
     return Wanted(history, (width, 2 * width, width, max(1, width // 2)), **rules)
