@@ -149,7 +149,7 @@ class TableModel:
             for pages in (kv.shared.k_pages(0), kv.shared.v_pages(0))
         )
         is_used_HK = place_K < inputs.kv_len_H.unsqueeze(1)
-        tokens_HK = torch.where(is_used_HK, _tokens_of(k_HKD, v_HKD, -2.0), _UNKNOWN)
+        tokens_HK = _tokens_of(k_HKD, v_HKD, -2.0).masked_fill(~is_used_HK, _UNKNOWN)
         is_same_HPK = tokens_HK.unsqueeze(1) == tables.prompts_PK[:, :num_tokens]
         is_prompt_HP = is_same_HPK.all(2) & (inputs.kv_len_H.unsqueeze(1) == tables.prompt_len_P)
         number_P = torch.arange(1, tables.state_of_prompt.shape[0], device=place_K.device)
@@ -166,7 +166,7 @@ def _tokens_of(keys: torch.Tensor, values: torch.Tensor, wrong: float = _UNKNOWN
     k, v = keys.squeeze(-2).float(), values.squeeze(-2).float()
     token = k[..., 0]
     is_whole = (k == token.unsqueeze(-1)).all(-1) & (v == -token.unsqueeze(-1)).all(-1)
-    return torch.where(is_whole, token, wrong)
+    return token.masked_fill(~is_whole, wrong)
 
 
 def _state_of(hidden_NM: torch.Tensor) -> torch.Tensor:
