@@ -4,12 +4,15 @@ import torch
 
 from xgr_runtime.kvcache.layout import KVSpec, allocate_storage
 
+# Bytes of the scratch of a reorder. Each tile of rows costs some launches: 64 rows a tile were 128 tiles a round of 8,192 rows.
+_TILE_BYTES = 1 << 26
+
 
 class UnsharedKV:
     """Slots of num_rounds - 1 tokens for all layers, and the scratch that a reorder copies through.
 
     all_rows: [2 * layers, num_slots + 1, num_rounds - 1, G, D]; the last slot is the dummy. tile: the same with
-    tile_rows slots. Allocated once; addresses never change.
+    tile_rows slots (None: as many as 64 MiB hold). Allocated once; addresses never change.
     """
 
     def __init__(
@@ -18,13 +21,15 @@ class UnsharedKV:
         num_slots: int,
         num_rounds: int,
         device: torch.device,
-        tile_rows: int = 64,
+        tile_rows: int | None = None,
     ) -> None:
         self.num_slots = num_slots
         self.num_rounds = num_rounds
         self.dummy_slot = num_slots
         group, num_tokens = spec.unshared, num_rounds - 1
         self.all_rows = allocate_storage(group, num_slots + 1, num_tokens, device)
+        if tile_rows is None:
+            tile_rows = max(1, _TILE_BYTES // max(1, spec.slot_bytes(num_rounds)))
         self.tile = allocate_storage(group, min(tile_rows, num_slots + 1), num_tokens, device)
 
     def k_rows(self, layer: int) -> torch.Tensor:
