@@ -39,12 +39,9 @@ _MISSING_FUNCTION = re.compile(r"Failed to find function\s+(\w+)")
 
 def why_no_npu() -> str | None:
     """None when an NPU can be opened, which this tries; else the reason and the cure in one line. Never raises."""
-    if not _is_loaded():
-        reason = _why_not_imported()
-        if reason is not None:
-            return reason
     try:
-        return _why_not_opened(_npu())
+        reason = None if _is_loaded() else _why_not_imported()
+        return _why_not_opened(_npu()) if reason is None else reason
     except Exception as error:  # noqa: BLE001 - what the vendor's start-up raises has no common class: Exception, AssertionError, RuntimeError, OSError were seen
         return _opening_failed(error)
 
