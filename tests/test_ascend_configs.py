@@ -51,7 +51,7 @@ def test_the_memory_of_the_comments() -> None:
     parts = {
         "weights": 2 * NUM_PARAMETERS,
         "pages": num_pages * page_bytes,
-        "beams' own tokens": (num_rows + 64) * spec.slot_bytes(num_rounds=3),
+        "beams' own tokens": num_rows * spec.slot_bytes(num_rounds=3) + (64 << 20),
         "catalogue": config.cache.catalog_slots * num_edges * (2 * (4 + num_rule_rows) + 4),
         "logits": 2 * config.scheduler.max_batch_rows * 8192 * 4,
     }
