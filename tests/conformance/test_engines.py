@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from xgr_runtime.hal.device import Device, Graph
+
 
 FLOAT, HALF = torch.float32, torch.bfloat16
 FEW = ("three levels", "three levels, valid", "shrinking widths, a long prompt", "eight levels", "NaN later", "all logits equal", "+inf")  # fmt: skip
@@ -212,6 +214,31 @@ def test_a_wrong_provider_is_seen_by_the_decoder(
         )
     assert entry.result == "failed"
     assert entry.num_failed > 3
+
+
+@pytest.mark.fake_npu
+def test_a_graph_that_keeps_the_lengths_of_its_capture_is_seen(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture = type(device).capture
+
+    def capture_once_and_for_all(self: Device, name: str, fn: Callable[[], None]) -> Graph:
+        graph = capture(self, name, fn)
+        replay, lengths = graph.replay, list[tuple[int, ...]]()
+
+        def with_the_first_lengths(kv_lens: Sequence[int] = ()) -> None:
+            lengths.append(tuple(kv_lens))
+            replay(lengths[0])
+
+        graph.replay = with_the_first_lengths  # type: ignore[method-assign]
+        return graph
+
+    monkeypatch.setattr(type(device), "capture", capture_once_and_for_all)
+    check = DecoderCheck(torch.float16, tmp_path)
+    entry = check.run(device, EngineShape(torch.float16, 128), allow_reference=False)
+    assert entry.result == "failed"
+    failed = {what for what, _ in entry.failures}
+    assert failed == {f"{n} tokens, captured" for n in (3, 20, 128, 129, 258)}
 
 
 def test_the_plain_decoder_is_that_of_transformers(tmp_path: Path) -> None:

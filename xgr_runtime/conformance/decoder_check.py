@@ -1,8 +1,7 @@
 """A small decoder through the whole engine, every answer against float64 by the same-answer rule.
 
-Histories from one token to several pages, alone and never captured, then in mixed batches, then again from captured
-graphs and cached pages. The tolerance is that of the dtype, in nats; the weights are what the dtype holds, so it is only
-the device's arithmetic that is judged.
+Histories from one token to several pages, in every way of `ways_of`. The tolerance is that of the dtype, in nats; the
+weights are what the dtype holds, so it is only the device's arithmetic that is judged.
 """
 
 import dataclasses
@@ -29,6 +28,7 @@ from xgr_runtime.conformance.engines import (
     make_config,
     noting_failures,
     recorded,
+    ways_of,
 )
 from xgr_runtime.conformance.same_answer import (
     Answer,
@@ -37,15 +37,16 @@ from xgr_runtime.conformance.same_answer import (
     Sid,
     assert_same_answer,
 )
-from xgr_runtime.conformance.searches import WAYS, write_catalogs
+from xgr_runtime.conformance.searches import write_catalogs
 from xgr_runtime.conformance.vectors import VectorCatalog, VectorItem
 from xgr_runtime.hal.device import Device
 from xgr_runtime.hal.tolerances import TOLERANCES
 from xgr_runtime.types import NORMALIZATIONS, Normalization, RecRequest, RecResult, Search
 from xgr_runtime.xschedule.engine import Engine
 
-_PROMPT_LENGTHS = (1, 3, 17, 127, 128, 129, 260, 300)
-_WIDTHS = ((6, 20, 12), (8, 40, 100), (1, 1, 1), (3, 9, 30))
+# Pairs share their widths and the sizes of a captured graph: the second one's lengths are news to the first one's graph.
+_PROMPT_LENGTHS = ((1, 3), (17, 20), (127, 128), (150, 129), (300, 258))
+_WIDTHS = ((6, 20, 12), (8, 40, 100), (3, 9, 30), (1, 1, 1), (8, 24, 12))
 _NUM_CODES, _NUM_LEVELS, _NUM_ITEMS = 8, 3, 150
 _POSSIBLE_LIMIT = 4  # where half precision leaves more rows possible than this many times w, it decides too little
 
@@ -72,10 +73,11 @@ def _cases(vocab_size: int) -> list[_Case]:
         _Case(
             f"{length} tokens",
             tuple(rng.integers(0, vocab_size, length).tolist()),
-            _WIDTHS[number % len(_WIDTHS)],
+            widths,
             NORMALIZATIONS[number % len(NORMALIZATIONS)],
         )
-        for number, length in enumerate(_PROMPT_LENGTHS)
+        for number, (lengths, widths) in enumerate(zip(_PROMPT_LENGTHS, _WIDTHS, strict=True))
+        for length in lengths
     ]
 
 
@@ -152,7 +154,7 @@ class DecoderCheck:
             noting_failures(entry),
             Engine.from_config(dataclasses.replace(config, model=model), device) as engine,
         ):
-            for way in WAYS:
+            for way in ways_of(engine):
                 self._check_way(engine, way, entry)
             entry.note_engine(engine.stats())
         return entry

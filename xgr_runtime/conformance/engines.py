@@ -159,8 +159,21 @@ def recorded(engine: Engine) -> Iterator[Runs]:
         engine.worker.run = run  # type: ignore[method-assign]
 
 
+def ways_of(engine: Engine) -> tuple[str, ...]:
+    """How all requests are asked, one way after the other.
+
+    "alone" one at a time and never captured, "captured" one at a time through graphs, most of which another request made;
+    "together" in mixed batches; "again" the same batches, from graphs and from pages that the prefix cache has by then.
+    """
+    return tuple(
+        way
+        for way in ("alone", "captured", "together", "again")
+        if way != "captured" or engine.worker.graphs.is_capturing
+    )
+
+
 def ask(engine: Engine, requests: Sequence[RecRequest], way: str) -> list[RecResult | Exception]:
-    """Answer requests: "alone" one at a time and never captured, otherwise all together. What one raises is its answer."""
+    """Answer requests in a way of `ways_of`. What one raises is its answer."""
     graphs = engine.worker.graphs
     is_capturing = graphs.is_capturing
     graphs.is_capturing = is_capturing and way != "alone"
@@ -169,7 +182,7 @@ def ask(engine: Engine, requests: Sequence[RecRequest], way: str) -> list[RecRes
         futures = []
         for request in requests:
             futures.append(engine.submit_future(request))
-            if way == "alone":
+            if way in ("alone", "captured"):
                 futures[-1].exception()
         for future in futures:
             error = future.exception()
