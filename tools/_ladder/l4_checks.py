@@ -76,10 +76,11 @@ def check_parity(functions: Functions, dtype: torch.dtype, count: str, report: R
 
 
 def check_model_shapes(functions: Functions, report: Report) -> None:
-    """The attention stages at heads of models."""
+    """The attention stages at heads of models, and keys and values that lie in memory differently."""
     for op_name, generator in (
         ("unshared_attention", _unshared_cases),
         ("merge_attention_states", _merge_cases),
+        ("write_unshared_kv", _write_cases),
     ):
         for dtype in DTYPES:
             _check(op_name, functions[op_name], dtype, generator, "cases of model shape", report)
@@ -129,6 +130,24 @@ def _merge_cases(dtype: torch.dtype) -> Iterator[OpCase]:
             "lse_b_NQ": normal(4, 3, heads) * 9,
         }
         yield OpCase(f"{heads}, {dim}", args, {"N": 3, "Q": heads, "D": dim})
+
+
+def _write_cases(dtype: torch.dtype) -> Iterator[OpCase]:
+    def view(args: dict[str, Any], result: Any) -> dict[str, torch.Tensor]:
+        return {name: args[name] for name in ("k_rows", "v_rows")}
+
+    for heads, kv_heads, dim in HEADS:
+        fused = normal(1, 3, heads + 2 * kv_heads, dim, dtype=dtype)
+        args = {
+            "k_NGD": fused[:, heads : heads + kv_heads],
+            "v_NGD": fused[:, heads + kv_heads :].contiguous(),
+            "k_rows": normal(2, 5, 2, kv_heads, dim, dtype=dtype),
+            "v_rows": normal(3, 5, 3, kv_heads, dim, dtype=dtype)[:, 1:],
+            "slot_N": int32([3, 0, 1]),
+            "position": 1,
+        }
+        dims = {"N": 3, "G": kv_heads, "D": dim}
+        yield OpCase(f"{kv_heads}, {dim}", args, dims, True, ("k_rows", "v_rows"), view)
 
 
 def check_merge_bits(merge: Callable[..., Any], report: Report) -> None:
