@@ -107,6 +107,35 @@ def test_a_replay_is_work_of_its_stream(one: fake_npu.Stream, two: fake_npu.Stre
     assert (a.tolist(), b.tolist()) == ([6] * 3, [12] * 3)
 
 
+def use_and_free(one: fake_npu.Stream, two: fake_npu.Stream, end: str) -> None:
+    """Memory of one stream is read on another and freed."""
+    with fake_npu.stream(one):
+        a = torch.ones(3, device=NPU)
+    two.wait_stream(one)
+    with fake_npu.stream(two):
+        a + 1
+    if end == "recorded":
+        a.record_stream(two)
+    elif end:
+        ORDERED[end](two, one)
+
+
+def test_memory_is_not_freed_under_another_streams_work(
+    one: fake_npu.Stream, two: fake_npu.Stream
+) -> None:
+    for end in (*ORDERED, "recorded"):
+        use_and_free(one, two, end)
+        torch.ones(3, device=NPU)
+    use_and_free(one, two, "")
+    with pytest.raises(RuleBroken, match=r"was freed while stream \d+ may still read it"):
+        torch.ones(3, device=NPU)
+    torch.ones(3, device=NPU)
+    use_and_free(one, two, "")
+    with pytest.raises(RuleBroken, match="may still read it"):
+        fake_npu.synchronize()
+    fake_npu.synchronize()
+
+
 def test_the_rule_can_be_off(unordered: None, one: fake_npu.Stream) -> None:
     with fake_npu.stream(one):
         a = torch.ones(3, device=NPU)

@@ -119,6 +119,7 @@ def test_in_a_capture(name: str) -> None:
     fake_npu.default_stream().wait_stream(fake_npu.current_stream())
     if name != "another capture":
         fn(scene)
+    fake_npu.synchronize()
 
 
 def test_an_error_that_is_swallowed_still_breaks_the_capture() -> None:
@@ -223,6 +224,7 @@ def test_another_thread_may_work_beside_a_capture(name: str) -> None:
         capture_error_mode="thread_local",
     ).replay()
     assert errors == [None]
+    fake_npu.synchronize()
 
 
 @pytest.mark.parametrize("name", ["an event asked", "pinned memory"])

@@ -14,7 +14,7 @@ from tests.ascend.fake_npu import RuleBroken
 from xgr_runtime.hal.ascend import AscendDevice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.fake_npu
 
@@ -63,7 +63,7 @@ def test_segments_follow_the_default_stream(
 
 
 @pytest.fixture
-def attended(device: AscendDevice) -> tuple[Any, Callable[[], list[float]]]:
+def attended(device: AscendDevice) -> Iterator[tuple[Any, Callable[[], list[float]]]]:
     """A captured graph of one attention over five equal keys with values 0..4, and how to read its result."""
     q = torch.zeros(1, 1, 16, device=device.torch_device).half()
     k = torch.zeros(1, 5, 16, device=device.torch_device).half()
@@ -85,7 +85,8 @@ def attended(device: AscendDevice) -> tuple[Any, Callable[[], list[float]]]:
         device.synchronize()
         return [float(x) for x in out[0, 0, :1].tolist()]
 
-    return graph, read
+    yield graph, read
+    device.synchronize()  # before its memory goes
 
 
 def replay(device: AscendDevice, graph: Any, *kv_lens: int) -> None:
@@ -174,6 +175,7 @@ def test_other_threads_wait_for_a_capture(device: AscendDevice, name: str) -> No
     target = on(device, 0, 0)
     _, errors = captured_beside(device, lambda: INTRUDERS[name](device, target))
     assert errors == []
+    device.synchronize()
 
 
 @pytest.mark.parametrize("name", ["copy", "shared load"])

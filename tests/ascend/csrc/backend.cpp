@@ -161,7 +161,17 @@ at::Tensor& set_storage(
   return at::cpu::set_(self, std::move(source), offset, size, stride);
 }
 
+// The caller says that this stream uses the memory: it is not given out again before.
+void record_stream(at::Tensor& self, c10::Stream stream) {
+  Lock lock(mutex());
+  auto& block = *block_of(self);
+  const auto is_its = [&](const Use& use) { return use.stream == stream.id(); };
+  block.reads.erase(std::remove_if(block.reads.begin(), block.reads.end(), is_its), block.reads.end());
+  if (is_its(block.written)) block.written = {};
+}
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("record_stream", &record_stream);
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &empty_strided);
   m.impl("_copy_from", &copy_from);

@@ -97,6 +97,7 @@ inline double seconds_between(int64_t start, int64_t end) {
 
 inline Clock clock_to_wait_for(int64_t stream, const char* what) {
   Lock lock(mutex());
+  raise_accusation();
   refuse_in_capture(what);
   return stream < 0 ? everything() : clock_of(stream);
 }

@@ -95,10 +95,7 @@ struct Block : c10::intrusive_ptr_target {
         pool(std::move(of_graph)) {}
 
   // The device storage is gone; graphs may still hold the memory.
-  void die() {
-    is_live = false;
-    give_back(bytes, pool.get());
-  }
+  void die();
   void resized() {
     const auto now = static_cast<int64_t>(cpu->nbytes());
     if (now > bytes) {
@@ -113,6 +110,7 @@ struct Block : c10::intrusive_ptr_target {
   int64_t bytes;
   int64_t graph;  // the graph during whose capture it was allocated, 0 if none
   PoolPtr pool;   // that graph's
+  int64_t stream = current_stream();  // whose memory it is again once freed
   std::atomic<bool> is_live{true};
   Use written;             // the last write
   std::vector<Use> reads;  // since the last write, one a stream

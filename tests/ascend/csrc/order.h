@@ -69,8 +69,26 @@ inline Clock everything() {
   return all;
 }
 
-inline bool is_behind(const Use& use) {
-  return use.tick <= at(clock_of(current_stream()), use.stream) || use.tick <= at(state().host, use.stream);
+inline bool is_behind(const Use& use, int64_t stream = current_stream()) {
+  return use.tick <= at(clock_of(stream), use.stream) || use.tick <= at(state().host, use.stream);
+}
+
+// Freed memory goes to the next who allocates on the stream that it came from, at once.
+inline void Block::die() {
+  is_live = false;
+  give_back(bytes, pool.get());
+  if (graph != 0 || bytes == 0 || !state().flags.order) return;
+  Lock lock(mutex());
+  for (const auto& use : reads) {
+    if (!is_behind(use, stream)) {
+      state().accusation = "memory of " + name_of(stream) + " was freed while " + name_of(use.stream) +
+                           " may still read it, and nothing orders the two";
+    }
+  }
+  if (!is_behind(written, stream)) {
+    state().accusation = "memory of " + name_of(stream) + " was freed while " + name_of(written.stream) +
+                         " may still write it, and nothing orders the two";
+  }
 }
 
 // One use of a block by the work of this tick. Call with the lock held.

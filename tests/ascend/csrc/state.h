@@ -15,6 +15,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace fake {
@@ -73,6 +74,7 @@ struct State {
   Clock host;
   std::map<int64_t, Event> events;
   std::unique_ptr<Capture> capture;
+  std::string accusation;  // what a tensor's end broke, where nothing can be raised; the next work raises it
   int64_t next_event = 1;
   Flags flags;
 };
@@ -104,6 +106,12 @@ inline bool is_capturing_here() {
   return capture && capture->thread == std::this_thread::get_id();
 }
 
+// Call with the lock held.
+inline void raise_accusation() {
+  if (state().accusation.empty()) return;
+  broken(std::exchange(state().accusation, {}));
+}
+
 // What must not happen while a capture is under way, whoever does it. Call with the lock held.
 inline void refuse_in_capture(const std::string& what) {
   auto& capture = state().capture;
@@ -125,6 +133,7 @@ inline void refuse_where_unsafe(const std::string& what) {
 
 // Before work on the current stream: the graph that records it, 0 outside of a capture. Call with the lock held.
 inline int64_t enter(const std::string& what) {
+  raise_accusation();
   auto& capture = state().capture;
   if (!capture) return 0;
   const auto stream = current_stream();
