@@ -5,8 +5,8 @@ stage reads each beam's own keys and values in its slot where stock attention ne
 each moving row once and needs no scratch, writes and merge are one kernel.
 
 Vector cores alone work here: 48 programs on a 910B2 (two vector cores beside each of 24 cube cores); on a chip with
-fewer the rest wait their turn. Tiles of 4,096 fp32 elements, 16 KiB: six of them, some held twice for overlap, fit the
-192 KiB of a core's unified buffer (seen with Huawei's own compiler for these sizes).
+fewer the rest wait their turn. Tiles of 4,096 fp32 elements, 16 KiB: what the kernels hold of them, some twice so that
+copies overlap work, is up to 189 KiB of a core's 192 KiB (Huawei's compiler, head shapes from 7 x 128 to 64 x 128).
 """
 
 from typing import TYPE_CHECKING

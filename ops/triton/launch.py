@@ -12,7 +12,7 @@ LEAST_ROW_ELEMENTS = 64
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 INTERPRETED_BF16 = (
-    "interpreted Triton computes torch.bfloat16 wrongly without an error; "
+    "interpreted Triton adds and multiplies torch.bfloat16 wrongly without an error (1.5 + 1.5 is inf); "
     "use torch.float32 or torch.float16, or compile (TRITON_INTERPRET unset)"
 )
 
