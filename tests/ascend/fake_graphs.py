@@ -54,7 +54,7 @@ class ExternalEvent:
         if is_current_stream_capturing() and _Capturing.graph is not None:
             _Capturing.graph.external_events.append((self, "wait"))
         else:
-            self.wait_now(_id_of(stream))
+            self._wait_now(_id_of(stream))
 
     def reset(self, stream: torch.Stream | None = None) -> None:
         if is_current_stream_capturing() and _Capturing.graph is not None:
@@ -62,7 +62,7 @@ class ExternalEvent:
         else:
             self.is_recorded = False
 
-    def wait_now(self, stream: int) -> None:
+    def _wait_now(self, stream: int) -> None:
         if not self.is_recorded:
             raise RuleBroken("RuleBroken: a wait for an external event that nobody has recorded")
         _core.wait_event(stream, self._id)
@@ -94,14 +94,19 @@ class NPUGraph:
         self.external_events = []
         _Capturing.graph = self
 
-    def capture_end(self, *, is_aborted: bool = False) -> None:
+    def capture_end(self) -> None:
         _Capturing.graph = None
-        _core.end_capture(self._id, is_aborted)
+        _core.end_capture(self._id, False)
+
+    def _capture_abort(self) -> None:
+        """After an error in the captured block, which is the one to be seen."""
+        _Capturing.graph = None
+        _core.end_capture(self._id, True)
 
     def replay(self) -> None:
         for event, what in self.external_events:
             if what == "wait":
-                event.wait_now(_core.get_stream())
+                event._wait_now(_core.get_stream())
             else:
                 event.is_recorded = False
         _core.replay(self._id)
@@ -171,6 +176,9 @@ class graph:  # noqa: N801 - torch's name
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         try:
-            self._graph.capture_end(is_aborted=kind is not None)
+            if kind is None:
+                self._graph.capture_end()
+            else:
+                self._graph._capture_abort()
         finally:
             self._stream_context.__exit__(None, None, None)

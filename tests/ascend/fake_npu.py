@@ -69,13 +69,13 @@ class device:  # noqa: N801 - torch's name
         pass
 
 
-def get_device_name(device: Any = None) -> str:
-    _index_of(device)
+def get_device_name(device_name: Any = None) -> str:
+    _index_of(device_name)
     return SOC_NAME
 
 
-def get_device_properties(device: Any = None) -> SimpleNamespace:
-    _index_of(device)
+def get_device_properties(device_name: Any = None) -> SimpleNamespace:
+    _index_of(device_name)
     return SimpleNamespace(name=SOC_NAME, total_memory=_memory()[4])
 
 

@@ -155,6 +155,10 @@ TORCH_LIBRARY(xgr_fake_npu, m) {
     }
     host_knows(clock);
   });
+  m.def("raise_accusation() -> ()", [] {
+    Lock lock(mutex());
+    raise_accusation();
+  });
   m.def("new_event(bool is_timing) -> int", &new_event);
   m.def("free_event(int event) -> ()", &free_event);
   m.def("record_event(int event, int stream) -> ()", &record_event);
