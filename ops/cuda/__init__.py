@@ -1,0 +1,1 @@
+"""Providers for NVIDIA GPUs: the Triton kernels of `xgr_ops.triton` under CUDA launch rules."""

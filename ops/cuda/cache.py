@@ -1,0 +1,71 @@
+"""Cache writes and the reorder of beams' own keys and values: rows are moved whole, none is gathered into a second buffer."""
+
+from typing import TYPE_CHECKING
+
+from xgr_runtime.hal.ops.cache import (
+    plan_reorder,
+    reorder_unshared_kv,
+    write_shared_kv,
+    write_unshared_kv,
+)
+from xgr_runtime.hal.registry import OpSpec, impl
+
+from ..triton.cache import launch_move_slots, launch_write_rows
+from ..triton.cache_kernels import move_slots_kernel, write_rows_kernel
+from ..triton.launch import why_dtype_refused
+from .rules import RULES
+
+if TYPE_CHECKING:
+    import torch
+
+
+def _accepts_write(spec: OpSpec) -> str | None:
+    return why_dtype_refused(write_rows_kernel, spec.dtype)
+
+
+def _accepts_move(spec: OpSpec) -> str | None:
+    return why_dtype_refused(move_slots_kernel, spec.dtype)
+
+
+@impl(write_shared_kv, provider="triton", device="cuda", accepts=_accepts_write)
+def write_rows_of_pages(
+    k_TGD: "torch.Tensor",
+    v_TGD: "torch.Tensor",
+    k_pages: "torch.Tensor",
+    v_pages: "torch.Tensor",
+    slot_T: "torch.Tensor",
+) -> None:
+    """Keys and values in one kernel."""
+    launch_write_rows(k_TGD, v_TGD, k_pages.flatten(0, 1), v_pages.flatten(0, 1), slot_T, RULES)
+
+
+@impl(write_unshared_kv, provider="triton", device="cuda", accepts=_accepts_write)
+def write_rows_of_slots(
+    k_NGD: "torch.Tensor",
+    v_NGD: "torch.Tensor",
+    k_rows: "torch.Tensor",
+    v_rows: "torch.Tensor",
+    slot_N: "torch.Tensor",
+    position: int,
+) -> None:
+    """Keys and values in one kernel, through views of the slots' `position`."""
+    launch_write_rows(k_NGD, v_NGD, k_rows[:, position], v_rows[:, position], slot_N, RULES)
+
+
+@impl(reorder_unshared_kv, provider="triton", device="cuda", accepts=_accepts_move)
+def reorder_in_slots(
+    kv_rows: "torch.Tensor",
+    parents_N: "torch.Tensor",
+    slot_in_N: "torch.Tensor",
+    search_of_row_N: "torch.Tensor",
+    slot_start_S1: "torch.Tensor",
+    num_tokens: int,
+    slot_out_N: "torch.Tensor",
+    tile: "torch.Tensor",
+) -> None:
+    """The reference's plan, then one kernel that copies the rows that move; `tile` is not needed."""
+    src_N, dst_N = plan_reorder(
+        parents_N, slot_in_N, search_of_row_N, slot_start_S1, kv_rows.shape[1]
+    )
+    launch_move_slots(kv_rows, src_N, dst_N, num_tokens, RULES)
+    slot_out_N.copy_(dst_N)
