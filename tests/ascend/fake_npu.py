@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 IS_FAKE = True
 SOC_NAME = "Ascend910B2"
 
-# Nothing on a CPU raises these two otherwise; torch_npu's allocator raises the second one too.
-RuleBroken = torch.AcceleratorError
-OutOfMemoryError = torch.OutOfMemoryError
+RuleBroken = torch.AcceleratorError  # which nothing on a CPU raises otherwise
 
 _core = torch.ops.xgr_fake_npu
 _DEVICE_TYPE = 20  # PrivateUse1 in torch's numbering

@@ -44,7 +44,7 @@ class Scene:
         self.event, self.timing = fake_npu.Event(), fake_npu.Event(enable_timing=True)
         self.event.record()
         self.other = fake_npu.Stream()
-        self.graph = capture(lambda: self.a + 1)
+        self.graph = capture(lambda: self.a + 1, auto_dispatch_capture=True)
         fake_npu.synchronize()
 
 
@@ -98,6 +98,7 @@ IN_CAPTURE: dict[str, tuple[Callable[[Scene], Any], str]] = {
     ),
     "another capture": (lambda s: fake_npu.NPUGraph().capture_begin(), "another capture"),
     "a replay": (lambda s: s.graph.replay(), "a replay during capture"),
+    "an update": (lambda s: s.graph.update([{}]), "an update during capture"),
     "a timing event": (lambda s: s.timing.record(), "a timing event during capture"),
     "an event from outside": (lambda s: s.event.wait(), "an event from outside of the capture"),
     "a stream followed": (
@@ -201,6 +202,7 @@ HARMLESS: dict[str, Callable[[Scene], Any]] = {
     "an event asked": lambda s: s.event.query(),
     "an event recorded": lambda s: s.event.record(s.other),
     "pinned memory": lambda s: torch.empty(3, pin_memory=True),
+    "memory": lambda s: on_stream(s.other, lambda: torch.empty(3, device=NPU)),
 }
 
 
@@ -227,7 +229,7 @@ def test_another_thread_may_work_beside_a_capture(name: str) -> None:
     fake_npu.synchronize()
 
 
-@pytest.mark.parametrize("name", ["an event asked", "pinned memory"])
+@pytest.mark.parametrize("name", ["an event asked", "pinned memory", "memory"])
 def test_a_global_capture_allows_other_threads_less(name: str) -> None:
     scene = Scene()
     with pytest.raises(RuleBroken, match=r"the capture is broken: .*by another thread"):

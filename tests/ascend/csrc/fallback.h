@@ -55,7 +55,9 @@ class Run {
     for (auto& pair : pairs_) follow_resize(pair);
     const size_t count = schema_.returns().size();
     for (size_t i = stack_.size() - count; i < stack_.size(); ++i) wrap(stack_[i]);
-    if (graph_ != nullptr) graph_->calls.push_back({op_, std::move(args_), std::move(outputs_)});
+    if (graph_ == nullptr) return;
+    if (is_updatable()) graph_->updatable.push_back(graph_->calls.size());
+    graph_->calls.push_back({op_, std::move(args_), std::move(outputs_)});
   }
 
  private:
@@ -125,7 +127,6 @@ class Run {
         graph_ = graphs().at(id).get();
         for (auto& pair : pairs_) keep(*graph_, id, *block_of(pair.device), pair.is_written);
         for (size_t i = first_; i < stack_.size(); ++i) args_.push_back(stack_[i]);
-        if (is_updatable()) graph_->updatable.push_back(graph_->calls.size());
       } else {
         const auto now = tick();
         for (auto& pair : pairs_) touch(*block_of(pair.device), pair.is_written, now, name());

@@ -127,17 +127,17 @@ inline c10::DataPtr data_of(BlockPtr block) {
   return {data, block.release(), &free_block, kDevice0};
 }
 
-inline int64_t capturing_graph(const char* what) {
-  Lock lock(mutex());
-  return enter(what);
-}
-
 // A block of that much memory, owned by the graph whose capture allocates it, if any.
 BlockPtr new_block(int64_t graph, int64_t bytes, const std::function<c10::intrusive_ptr<c10::StorageImpl>()>& memory);
 
 struct DeviceAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
-    const auto graph = capturing_graph("an allocation");
+    int64_t graph = 0;
+    {
+      Lock lock(mutex());
+      graph = enter("an allocation");
+      if (graph == 0) refuse_where_unsafe("an allocation");
+    }
     return data_of(new_block(graph, static_cast<int64_t>(bytes), [bytes] {
       auto cpu = c10::make_intrusive<c10::StorageImpl>(
           c10::StorageImpl::use_byte_size_t(), bytes, c10::GetCPUAllocator(), true);
