@@ -67,6 +67,8 @@ def test_a_read_behind_a_write(how: str, one: fake_npu.Stream, two: fake_npu.Str
             a + 1
         with pytest.raises(RuleBroken, match="has written it"):
             a[1:].cpu()
+        with pytest.raises(RuleBroken, match="has written it"):
+            a[1].item()
         ORDERED[how](one, two)
         assert (a + 1).tolist() == [2, 2, 2]
 

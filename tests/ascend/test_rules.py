@@ -57,6 +57,10 @@ IN_CAPTURE: dict[str, tuple[Callable[[Scene], Any], str]] = {
     "the device waited for": (lambda s: fake_npu.synchronize(), "synchronisation of the device"),
     "a stream waited for": (lambda s: fake_npu.current_stream().synchronize(), "of a stream"),
     "another stream waited for": (lambda s: s.other.synchronize(), "of a stream"),
+    "torch's own wait for a stream": (
+        lambda s: torch.accelerator.current_stream().synchronize(),
+        "of a stream",
+    ),
     "torch's own wait": (lambda s: torch.accelerator.synchronize(), "of the device"),
     "an event waited for": (lambda s: s.event.synchronize(), "synchronisation with an event"),
     "an event asked": (lambda s: s.event.query(), "a question to an event"),
@@ -236,11 +240,19 @@ def test_a_global_capture_allows_other_threads_less(name: str) -> None:
         capture(lambda: in_thread(lambda: HARMLESS[name](scene)))
 
 
-def test_another_thread_on_the_capturing_stream(side: fake_npu.Stream) -> None:
+ON_THE_STREAM: dict[str, Callable[[Scene, fake_npu.Stream], Any]] = {
+    "work": lambda s, side: on_stream(side, lambda: s.a + 1),
+    "an event": lambda s, side: s.event.record(side),
+    "a wait": lambda s, side: side.wait_event(s.event),
+}
+
+
+@pytest.mark.parametrize("name", ON_THE_STREAM)
+def test_another_thread_on_the_capturing_stream(name: str, side: fake_npu.Stream) -> None:
     scene = Scene()
     with pytest.raises(RuleBroken, match="on the capturing stream by another thread"):
         capture(
-            lambda: in_thread(lambda: on_stream(side, lambda: scene.a + 1)),
+            lambda: in_thread(lambda: ON_THE_STREAM[name](scene, side)),
             capture_error_mode="thread_local",
         )
 
@@ -331,6 +343,9 @@ WAITS: dict[str, Callable[[fake_npu.Event], Any]] = {
     "stream": lambda event: fake_npu.current_stream().synchronize(),
     "device": lambda event: fake_npu.synchronize(),
     "copy": lambda event: torch.ones(2, device=NPU).cpu(),
+    "item": lambda event: torch.ones(2, device=NPU)[0].item(),
+    "equal": lambda event: torch.equal(*[torch.ones(2, device=NPU)] * 2),
+    "torch": lambda event: torch.accelerator.current_stream().synchronize(),
 }
 
 
