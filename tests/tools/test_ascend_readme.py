@@ -70,6 +70,12 @@ def test_the_vendor_ops_of_the_table_are_those_that_the_sources_call() -> None:
         assert ("npu_" in row.made_of) == (row.provider == "torch_npu"), row.pair
 
 
+def test_what_the_readme_links_to_is_there() -> None:
+    links = re.findall(r"\]\(([^)#]+)", readme.README.read_text(encoding="utf-8"))
+    assert "FIRST_DAY.md" in links
+    assert [link for link in links if not (readme.README.parent / link).is_file()] == []
+
+
 def test_a_table_is_read_to_its_end(tmp_path: Path) -> None:
     path = tmp_path / "README.md"
     head = (

@@ -41,6 +41,7 @@ L2_TESTS = (
     "tests/ascend",
     "--ignore=tests/ascend/l3",
     "tests/ops",
+    "tests/conformance",
     "tests/test_tiny.py",
     "tests/hal",
     "tests/xschedule",
@@ -52,6 +53,8 @@ L2_TESTS = (
     "tests/e2e/test_rules.py",
     "tests/e2e/test_swaps.py",
 )
+# Providers for CUDA launch the kernels of ops/triton that those for the NPU launch.
+L6_TESTS = ("tests/ops/test_parity.py", "-k", "triton")
 
 
 class RungFailed(Exception):
@@ -209,7 +212,7 @@ def l6(context: Context) -> Checked:
     probe = "import sys, torch; sys.exit(0 if torch.cuda.is_available() else 3)"
     if context.run(MAIN, ["-c", probe], limit_s=60) != 0:
         raise NotRun("no CUDA device on this machine")
-    return run_script(context, SCRIPTS / "l6_run.py", MAIN, limit_s=240)
+    return run_pytest(context, L6_TESTS, "--device", "cuda", limit_s=400)
 
 
 def l7(context: Context) -> Checked:
