@@ -37,16 +37,20 @@ def _tiles(rows: int, keys: int, num_warps: int, num_stages: int) -> HistoryTile
     return HistoryTiles(rows, keys, NUM_CORES, options=options)
 
 
+# No tile spills more than a few registers, as ptxas counts for sm_90.
 MANY_ROWS = _tiles(128, 128, 8, 2)
-FEW_ROWS = _tiles(64, 64, 4, 3)  # also of long heads
-FP32 = _tiles(32, 32, 4, 2)
+FEW_ROWS = _tiles(64, 64, 4, 3)
+LONG_HEADS = _tiles(64, 32, 4, 2)
+FP32 = _tiles(16, 32, 8, 2)
 
 
 def tiles_for(element_bytes: int, head_dim: int, num_query_rows: int) -> HistoryTiles:
     """The tiles of histories with that many query rows (packed rows times the heads of a KV head) at most."""
     if element_bytes > 2:
         return FP32
-    return MANY_ROWS if head_dim <= 128 and num_query_rows > FEW_ROWS.rows else FEW_ROWS
+    if head_dim > 128:
+        return LONG_HEADS
+    return MANY_ROWS if num_query_rows > FEW_ROWS.rows else FEW_ROWS
 
 
 def _accepts_history(spec: OpSpec) -> str | None:

@@ -11,7 +11,8 @@ The rows behind the last history are a segment of their own without keys, so not
 
 Key tiles that every row sees whole come first and need no mask; the masked rest loads zeros for what is not used, since
 an unused slot of a page may hold NaN, and 0 * NaN would leak through the product. Where a page holds whole tiles one
-entry of the page table is read a tile, else one a key. Where the grid would leave cores idle the keys of a tile are
+entry of the page table is read a tile, else one a key, in either case a tile ahead, as the addresses of a tile's keys
+wait for it. Where the grid would leave cores idle the keys of a tile are
 split over programs, and a second kernel weighs the partial results by their log-sum-exp.
 
 The row tile is chosen for the tensor core: 128 rows by 128 keys for 16-bit numbers, less where a row is longer; in fp32
@@ -60,11 +61,25 @@ def _find_tile(
 
 
 @triton.jit
+def _page_of_keys(table_ptr, first, end, PAGE_SIZE: tl.constexpr, TILE_KEYS: tl.constexpr):
+    """The page of the keys first .. first + TILE_KEYS: one number where a page holds whole tiles, else one a key.
+
+    Keys from `end` on get page 0, which their mask or the end of the loop keeps from being read.
+    """
+    if PAGE_SIZE % TILE_KEYS == 0:
+        page = tl.load(table_ptr + first // PAGE_SIZE, mask=first < end, other=0)
+    else:
+        key_K = first + tl.arange(0, TILE_KEYS)
+        page = tl.load(table_ptr + key_K // PAGE_SIZE, mask=key_K < end, other=0)
+    return page
+
+
+@triton.jit
 def _attend(
     q_RD,
     k_ptr,
     v_ptr,
-    table_ptr,
+    page,
     first,
     end,
     visible_R,
@@ -80,18 +95,9 @@ def _attend(
     IS_MASKED: tl.constexpr,
 ):
     """Take in the keys first .. first + TILE_KEYS; masked: row r sees those before visible[r], none is at `end` or behind."""
-    k_K = tl.arange(0, TILE_KEYS)
     d_D = tl.arange(0, D_PAD)
-    key_K = first + k_K
-    if PAGE_SIZE % TILE_KEYS == 0:
-        page = tl.load(table_ptr + first // PAGE_SIZE).to(tl.int64)
-        slot_K = page * PAGE_SIZE + first % PAGE_SIZE + k_K
-    else:
-        if IS_MASKED:
-            page_K = tl.load(table_ptr + key_K // PAGE_SIZE, mask=key_K < end, other=0)
-        else:
-            page_K = tl.load(table_ptr + key_K // PAGE_SIZE)
-        slot_K = page_K.to(tl.int64) * PAGE_SIZE + key_K % PAGE_SIZE
+    key_K = first + tl.arange(0, TILE_KEYS)
+    slot_K = page.to(tl.int64) * PAGE_SIZE + key_K % PAGE_SIZE
     offset_KD = slot_K[:, None] * (G * D) + d_D[None, :]
     is_used_KD = d_D[None, :] < D
     if IS_MASKED:
@@ -185,16 +191,21 @@ def history_attention_kernel(
     scale_log2 = scale * LOG2_E
     k_ptr += g * D
     v_ptr += g * D
+    page = _page_of_keys(table_ptr, begin, end, PAGE_SIZE, TILE_KEYS)
     for first in range(begin, end_whole, TILE_KEYS):
+        next_page = _page_of_keys(table_ptr, first + TILE_KEYS, end, PAGE_SIZE, TILE_KEYS)
         largest_R, total_R, sum_RD = _attend(
-            q_RD, k_ptr, v_ptr, table_ptr, first, end, visible_R, scale_log2, largest_R, total_R,
+            q_RD, k_ptr, v_ptr, page, first, end, visible_R, scale_log2, largest_R, total_R,
             sum_RD, G, D, D_PAD, PAGE_SIZE, TILE_KEYS, False,
         )  # fmt: skip
+        page = next_page
     for first in range(end_whole, end, TILE_KEYS):
+        next_page = _page_of_keys(table_ptr, first + TILE_KEYS, end, PAGE_SIZE, TILE_KEYS)
         largest_R, total_R, sum_RD = _attend(
-            q_RD, k_ptr, v_ptr, table_ptr, first, end, visible_R, scale_log2, largest_R, total_R,
+            q_RD, k_ptr, v_ptr, page, first, end, visible_R, scale_log2, largest_R, total_R,
             sum_RD, G, D, D_PAD, PAGE_SIZE, TILE_KEYS, True,
         )  # fmt: skip
+        page = next_page
 
     out_RD = sum_RD / tl.where(total_R == 0.0, 1.0, total_R)[:, None]
     pair_R += tl.cast(split, tl.int64) * num_rows * (G * X)

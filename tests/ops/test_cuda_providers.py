@@ -1,0 +1,138 @@
+"""What only a GPU can show of its providers: lengths that change between replays, split keys, searches of uneven width.
+
+Plain parity is in `test_parity.py`. Where Triton is absent the provider modules fail to load with that reason.
+"""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from xgr_runtime.hal.ops.attention import prefill_attention, shared_attention
+from xgr_runtime.hal.providers import PROVIDER_MODULES, load_providers
+from xgr_runtime.hal.tolerances import TOLERANCES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from xgr_runtime.hal.device import Device
+    from xgr_runtime.hal.registry import Op
+
+NUM_HEADS, NUM_KV_HEADS, DIM, PAGE_SIZE = 4, 2, 32, 16
+MAX_KV, MAX_ROWS = 1100, 70
+on_gpu = pytest.mark.device("cuda")
+
+
+def provider(op: Op[..., Any]) -> Callable[..., Any]:
+    load_providers("cuda")
+    return next(i.fn for i in op.impls if (i.provider, i.device_kind) == ("triton", "cuda"))
+
+
+class Inputs:
+    """Three histories in pages on the GPU, whose lengths and row starts can be set anew."""
+
+    def __init__(self, dtype: torch.dtype, num_rows: int) -> None:
+        generator = torch.Generator().manual_seed(3)
+        pages_each = -(-MAX_KV // PAGE_SIZE)
+        shape = (3 * pages_each + 1, PAGE_SIZE, NUM_KV_HEADS, DIM)
+        self.q = torch.randn(num_rows, NUM_HEADS, DIM, generator=generator).to(dtype).cuda()
+        self.k = torch.randn(shape, generator=generator).to(dtype).cuda()
+        self.v = torch.randn(shape, generator=generator).to(dtype).cuda()
+        order = torch.randperm(3 * pages_each, generator=generator) + 1
+        self.table = order.view(3, pages_each).to(torch.int32).cuda()
+        self.starts = torch.zeros(4, dtype=torch.int32, device="cuda")
+        self.lengths = torch.zeros(3, dtype=torch.int32, device="cuda")
+
+    def set(self, starts: list[int], lengths: list[int]) -> None:
+        self.starts.copy_(torch.tensor(starts))
+        self.lengths.copy_(torch.tensor(lengths))
+
+    def call(self, fn: Callable[..., Any], is_causal: bool) -> list[torch.Tensor]:
+        """Results; the host's numbers, which a GPU's kernels may not read, are wrong ones."""
+        host: tuple[tuple[int, ...], ...] = ((1, 1, 1),)
+        if is_causal:
+            host = ((0, 1, 2, 3), *host)
+        arrays = (self.q, self.k, self.v, self.table, self.starts, self.lengths)
+        result = fn(*arrays, DIM**-0.5, MAX_ROWS, MAX_KV, *host)
+        return [result] if isinstance(result, torch.Tensor) else list(result)
+
+
+LENGTHS = (
+    ([0, 70, 140, 200], [1100, 1100, 1100]),
+    ([0, 1, 71, 90], [1, 777, 0]),
+    ([0, 0, 0, 3], [64, 0, 512]),
+)
+
+
+@on_gpu
+@pytest.mark.parametrize("op", [shared_attention, prefill_attention], ids=lambda op: op.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_captured_graph_replays_with_other_lengths(
+    op: Op[..., Any], dtype: torch.dtype, device: Device
+) -> None:
+    inputs, is_causal = Inputs(dtype, 200), op is prefill_attention
+    fn, held = provider(op), list[torch.Tensor]()
+
+    def run() -> None:
+        held[:] = inputs.call(fn, is_causal)
+
+    inputs.set(*LENGTHS[0])
+    torch.cuda.synchronize()
+    graph = device.capture("attention", run)
+    tolerance = TOLERANCES[dtype]
+    for starts, lengths in LENGTHS:
+        if is_causal:  # a history has at least its new tokens, or none at all
+            new = [end - start for start, end in itertools.pairwise(starts)]
+            lengths = [max(n, m) if n else 0 for n, m in zip(lengths, new, strict=True)]
+        inputs.set(starts, lengths)
+        for result in held:
+            result.fill_(torch.nan)
+        torch.cuda.synchronize()
+        with device.segment("attention"):
+            graph.replay()
+        device.synchronize()
+        for got, expected in zip(held, inputs.call(op.reference, is_causal), strict=True):
+            torch.testing.assert_close(got, expected, atol=tolerance.atol, rtol=tolerance.rtol)
+
+
+@on_gpu
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_split_keys_give_what_whole_ones_give(is_causal: bool, device: Device) -> None:
+    launch = import_module("xgr_ops.triton.history_attention")
+    rules = import_module("xgr_ops.cuda.rules").RULES
+    inputs = Inputs(torch.float32, 8)
+    inputs.set([0, 1, 4, 6], [1100, 1000, 2])  # the last two rows are padding
+    results = []
+    for num_programs in (1, 10_000):
+        tiles = launch.HistoryTiles(16, 32, num_programs, min_split_keys=64)
+
+        def run(*args: Any, tiles: Any = tiles) -> Any:
+            *arrays, scale, max_rows, max_kv = args[:9]
+            bounds = (scale, max_rows, max_kv, is_causal)
+            return launch.launch_history_attention(*arrays, *bounds, tiles, rules)
+
+        assert (tiles.num_splits(3, MAX_KV) > 1) == (num_programs > 1)
+        results.append(inputs.call(run, is_causal))
+    reference = (prefill_attention if is_causal else shared_attention).reference
+    expected = inputs.call(reference, is_causal)
+    for result in results:
+        for got, want in zip(result, expected, strict=False):
+            torch.testing.assert_close(got, want, atol=2e-5, rtol=2e-5)
+
+
+def test_without_triton_every_module_says_so() -> None:
+    code = (
+        "import sys; sys.modules['triton'] = None\n"
+        "from xgr_runtime.hal.providers import load_providers\n"
+        "print(*((f.module, 'triton' in f.reason) for f in load_providers('cuda')), sep='\\n')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    expected = [f"('{module}', True)" for module in PROVIDER_MODULES["cuda"]]
+    assert done.stdout.split("\n")[:-1] == expected
