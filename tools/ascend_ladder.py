@@ -8,6 +8,7 @@ L3 or L4. None of it ran on an NPU: `ops/ascend/README.md` says what each rung p
 import argparse
 import fcntl
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -40,13 +41,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     FOLDER.mkdir(exist_ok=True)
+    # As ctrl-C: the processes of the rungs are ended before this one is.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with (FOLDER / "lock").open("w", encoding="utf-8") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             print(f"another ladder runs in {FOLDER}", file=sys.stderr)
             return 1
-        return climb(RUNGS, args.only, FOLDER, REPORT)
+        try:
+            return climb(RUNGS, args.only, FOLDER, REPORT)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return 130
 
 
 def chosen_names(text: str) -> tuple[str, ...]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -295,6 +297,18 @@ def test_a_process_past_its_limit_is_ended_with_its_children(tmp_path: Path) -> 
     assert "started" in processes.tail(tmp_path / "log")
     time.sleep(2)
     assert not alive.exists()
+
+
+def test_an_interruption_ends_what_runs(tmp_path: Path) -> None:
+    runner, log = processes.Processes(tmp_path), tmp_path / "log"
+    command = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(runner.run, command, {}, log, 50)
+        while "up" not in processes.tail(log).splitlines():
+            assert not running.done()
+            time.sleep(0.01)
+        runner.stop()
+        assert running.result(timeout=20) == -signal.SIGKILL
 
 
 def test_nothing_starts_after_an_interruption(tmp_path: Path) -> None:
