@@ -75,6 +75,7 @@ def climb(
 ) -> int:
     """Run rungs, compare them with the registry and the rows of the README, print, write the report; the exit code."""
     start_s = time.monotonic()
+    path.unlink(missing_ok=True)
     for name in ("logs", "run"):
         shutil.rmtree(folder / name, ignore_errors=True)
         (folder / name).mkdir(parents=True)

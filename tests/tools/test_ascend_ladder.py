@@ -218,6 +218,17 @@ def test_chosen_rungs_alone_leave_the_run_incomplete(
     assert "L0 did not run: left out by --only" in capsys.readouterr().out
 
 
+def test_a_ladder_that_breaks_off_leaves_no_report_of_an_earlier_one(tmp_path: Path) -> None:
+    assert climb(tmp_path, {})[0] == 0
+
+    def broken(context: Context) -> Checked:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        climb(tmp_path, {"L3": broken})
+    assert not (tmp_path / "ascend-ladder.json").exists()
+
+
 def test_an_unknown_rung_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         ascend_ladder.main(["--only", "L3,L9"])
