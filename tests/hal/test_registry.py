@@ -84,7 +84,11 @@ def test_a_provider_registers_once(scale: Op[[int, int], int]) -> None:
         impl(scale, provider="fast", device="cuda")(scale_reference)
 
 
-def test_the_first_that_accepts_is_bound(scale: Op[[int, int], int]) -> None:
+def test_the_first_that_accepts_is_bound(
+    scale: Op[[int, int], int], fake_modules: Callable[[str, tuple[str, ...]], None]
+) -> None:
+    fake_modules("cuda", ())
+
     def sum_up(x: int, factor: int = 2) -> int:
         return sum(x for _ in range(factor))
 
