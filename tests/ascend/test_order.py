@@ -135,6 +135,9 @@ def test_memory_is_not_freed_under_another_streams_work(
     use_and_free(one, two, "")
     with pytest.raises(RuleBroken, match="may still read it"):
         fake_npu.synchronize()
+    use_and_free(one, two, "")
+    with pytest.raises(RuleBroken, match="may still read it"):
+        torch.ops.xgr_fake_npu.raise_accusation()
     fake_npu.synchronize()
 
 

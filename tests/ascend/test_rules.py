@@ -43,6 +43,9 @@ class Scene:
         self.host, self.pinned = torch.ones(4), torch.ones(4).pin_memory()
         self.event, self.timing = fake_npu.Event(), fake_npu.Event(enable_timing=True)
         self.event.record()
+        self.ended = fake_npu.Event(enable_timing=True), fake_npu.Event(enable_timing=True)
+        for event in self.ended:
+            event.record()
         self.other = fake_npu.Stream()
         self.graph = capture(lambda: self.a + 1, auto_dispatch_capture=True)
         fake_npu.synchronize()
@@ -64,6 +67,10 @@ IN_CAPTURE: dict[str, tuple[Callable[[Scene], Any], str]] = {
     "torch's own wait": (lambda s: torch.accelerator.synchronize(), "of the device"),
     "an event waited for": (lambda s: s.event.synchronize(), "synchronisation with an event"),
     "an event asked": (lambda s: s.event.query(), "a question to an event"),
+    "elapsed time": (
+        lambda s: s.ended[0].elapsed_time(s.ended[1]),
+        "a question for elapsed time",
+    ),
     "a stream asked": (lambda s: fake_npu.current_stream().query(), "a question to a stream"),
     "item": (lambda s: s.a[0].item(), "a read of a value by the host"),
     "bool": (lambda s: bool(s.a[0] > 0), "a read of a value by the host"),
@@ -80,7 +87,11 @@ IN_CAPTURE: dict[str, tuple[Callable[[Scene], Any], str]] = {
         "a copy between host and device",
     ),
     "a tensor of numbers": (lambda s: torch.tensor([1, 2], device=NPU), "between host and device"),
-    "places on the host": (lambda s: s.a[torch.tensor([0, 1])], "a copy from host memory|between"),
+    "places on the host": (lambda s: s.a[torch.tensor([0, 1])], "between host and device"),
+    "places of a write on the host": (
+        lambda s: s.a.index_put_((torch.tensor([0, 1]),), s.a[:2] * 2),
+        "a copy from host memory",
+    ),
     "pinned memory": (lambda s: torch.empty(3, pin_memory=True), "pinned host memory"),
     "nonzero": (lambda s: s.a.nonzero(), "whose shape depends on data"),
     "unique": (lambda s: torch.unique(s.a), "whose shape depends on data"),
@@ -169,8 +180,9 @@ def test_events_inside_a_capture_are_the_graphs(side: fake_npu.Stream) -> None:
         event.wait()
 
     capture(work).replay()
-    with pytest.raises(RuleBroken, match="recorded in a capture"):
-        event.synchronize()
+    for use in (event.synchronize, event.query, event.wait):
+        with pytest.raises(RuleBroken, match="recorded in a capture"):
+            use()
 
 
 def in_thread(fn: Callable[[], Any]) -> BaseException | None:
