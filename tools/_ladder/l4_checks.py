@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tools._ladder.l4_cuda import check_cuda
 from tools._ladder.l4_reorder import check_any_order, check_reorder
 from tools._ladder.l4_report import MODULE, PROVIDER, Report, provider_functions
 from xgr_runtime.conformance.op_case import OpCase, int32, normal
@@ -60,6 +61,7 @@ def run_checks() -> Report:
     # Tiles and grids of a chip much smaller than any, so that small cases cross their borders.
     providers.RULES = providers.LaunchRules(num_programs=3, max_tile_elements=256)
     check_parity(functions, torch.float32, "cases with small tiles", report)
+    check_cuda(report)
     return report
 
 

@@ -1,0 +1,69 @@
+"""The kernels that only CUDA providers launch so far, interpreted: what is accepted by the same compilers means the same."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xgr_runtime.conformance.op_cases import GENERATORS
+from xgr_runtime.conformance.parity import check_provider
+from xgr_runtime.hal.cpu import CpuDevice
+from xgr_runtime.hal.registry import all_ops
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tools._ladder.l4_report import Report
+    from xgr_runtime.conformance.op_case import OpCase
+
+PROVIDER, COUNT = "triton", "cases of CUDA providers"
+ATTENTION, LAYERS = "xgr_ops.cuda.attention", "xgr_ops.cuda.layers"
+DTYPES = (torch.float32, torch.float16)
+HISTORY_OPS = ("prefill_attention", "shared_attention")
+LAYER_OPS = ("add_rms_norm", "rms_norm", "rotary_embedding", "silu_mul")
+SLOW_CASES = ("512", "130]")  # many rows: most of the time, and no path of their own
+# rows, keys, programs that the device works on at once, least keys of a part: tiles that are not full, and keys in parts
+SMALL_TILES = (16, 16, 100, 32)
+
+
+class InterpretedGpu(CpuDevice):
+    """The CPU's memory under the kind that the providers are registered for; an interpreter stands for the GPU."""
+
+    kind = "cuda"
+    capability = "sm_90"
+
+
+def check_cuda(report: Report) -> None:
+    """Parity of attention over histories and of the layer kernels, then attention with small tiles and split keys."""
+    attention: Any = import_module(ATTENTION)
+    import_module(LAYERS)
+    for dtype in DTYPES:
+        for op_name in (*HISTORY_OPS, *LAYER_OPS):
+            _check(op_name, dtype, report)
+    chosen = attention.tiles_for
+    attention.tiles_for = lambda *_: attention.HistoryTiles(*SMALL_TILES)
+    try:
+        for op_name in HISTORY_OPS:
+            _check(op_name, torch.float32, report)
+    finally:
+        attention.tiles_for = chosen
+
+
+def _check(op_name: str, dtype: torch.dtype, report: Report) -> None:
+    op = all_ops()[op_name]
+    found: list[Callable[..., Any]] = [
+        i.fn for i in op.impls if (i.provider, i.device_kind) == (PROVIDER, "cuda")
+    ]
+
+    def cases(dtype: torch.dtype) -> Iterator[OpCase]:
+        for case in GENERATORS[op_name](dtype):
+            if not any(part in case.label for part in SLOW_CASES):
+                yield case
+
+    entry = check_provider(op, PROVIDER, found[0], dtype, InterpretedGpu(), cases)
+    report.counts[COUNT] += entry.num_run
+    report.require(entry.num_run > 0, f"{op_name}, {dtype}: all cases refused: {entry.refusals}")
+    for label, message in entry.failures:
+        report.require(False, f"{op_name} for CUDA, {label}, {dtype}: {message}")
