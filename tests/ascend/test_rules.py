@@ -388,3 +388,15 @@ def test_updates_that_reach_nothing(attending: tuple[fake_npu.NPUGraph, Tensor])
     with pytest.raises(RuntimeError, match="auto_dispatch_capture=True"):
         capture(lambda: None).update([LENGTHS])
     capture(lambda: None, auto_dispatch_capture=True).update([LENGTHS])
+
+
+def test_a_shape_that_turns_out_to_depend_on_data() -> None:
+    library = torch.library.Library("npu", "FRAGMENT")  # type: ignore[no-untyped-call]
+    library.define("xgr_test_as_many(Tensor count) -> Tensor")  # type: ignore[no-untyped-call]
+    library.impl("xgr_test_as_many", lambda count: torch.ones(int(count)), "CPU")  # type: ignore[no-untyped-call]
+    count = torch.full((1,), 3, device=NPU)
+    graph = capture(lambda: torch.ops.npu.xgr_test_as_many(count))
+    graph.replay()
+    count.fill_(4)
+    with pytest.raises(RuleBroken, match="xgr_test_as_many: another shape at replay"):
+        graph.replay()
