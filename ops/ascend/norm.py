@@ -1,7 +1,8 @@
 """Root-mean-square normalisation by the vendor's fused ops. Not run on hardware.
 
 Whether the op rounds before it multiplies by the weight, as the reference does, is not documented; both are within the
-tolerance of the dtype. N rows, M size of the last dim.
+tolerance of the dtype. Nor is it documented which sum npu_add_rms_norm normalises: it may be the unrounded one, where the
+reference normalises the sum as it is rounded into the residual stream. N rows, M size of the last dim.
 """
 
 import torch
