@@ -9,7 +9,6 @@ H histories, N packed beam rows, T packed tokens, Q query heads, G KV heads, D h
 """
 
 from collections.abc import Iterator
-from functools import cache
 
 import torch
 
@@ -59,11 +58,11 @@ def _accepts_merge(spec: OpSpec) -> str | None:
     return soc_refusal(spec)
 
 
-@cache
 def causal_mask(device: torch.device) -> torch.Tensor:
-    """bool [2048, 2048], true above the diagonal: the form the fused op expects, kept for the process (4 MiB).
+    """bool [2048, 2048], true above the diagonal: the form the fused op expects (4 MiB).
 
-    Made by the first prefill, which is never captured.
+    Made on the current stream by each prefill that needs one, and not kept: two engines of a process have two streams, and
+    nothing would order the one's use behind the other's making.
     """
     return torch.ones(MASK_SIZE, MASK_SIZE, dtype=torch.bool, device=device).triu(1)
 
@@ -108,10 +107,14 @@ def prefill_by_history(
     """
     num_pages, page_size = k_pages.shape[:2]
     out_TQD = torch.zeros_like(q_TQD)
+    mask: torch.Tensor | None = None
     for histories in _calls(q_starts, kv_lens, page_size, num_pages):
         rows = slice(q_starts[histories.start], q_starts[histories.stop])
         lens = kv_lens[histories.start : histories.stop]
         q_BSQD = q_TQD[rows].view(len(histories), -1, *q_TQD.shape[1:])
+        is_causal = q_BSQD.shape[1] > 1
+        if is_causal and mask is None:
+            mask = causal_mask(q_TQD.device)
         num_used = max(num_pages_of(lens, page_size))
         out_BSQD, _ = attend_pages(
             q_BSQD,
@@ -120,7 +123,7 @@ def prefill_by_history(
             page_table_HP[histories.start : histories.stop, :num_used],
             lens,
             scale,
-            mask=causal_mask(q_TQD.device) if q_BSQD.shape[1] > 1 else None,
+            mask=mask if is_causal else None,
         )
         out_TQD[rows] = out_BSQD.flatten(0, 1)
     return out_TQD
