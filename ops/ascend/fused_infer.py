@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from xgr_runtime.errors import DeviceError
 from xgr_runtime.hal.ascend import lengths_from_host
 from xgr_runtime.hal.registry import OpSpec
 
@@ -59,7 +60,20 @@ def _pages_refusal(spec: OpSpec) -> str | None:
         )
     if dim is not None and kv_heads is not None and dim * kv_heads > 65535:
         return f"{kv_heads} KV heads of {dim}: the fused op takes up to 65535 elements of a token; {_INSTEAD}"
-    return None
+    num_pages = spec.dims.get("num_pages")
+    if num_pages is None or page_size is None or dim is None or kv_heads is None:
+        return None
+    return _too_large(num_pages, page_size, page_size * dim * kv_heads)
+
+
+def _too_large(num_pages: int, page_size: int, page_numel: int) -> str | None:
+    """A limit of calls with one query row an entry, which any batch may need."""
+    if num_pages * page_numel <= _MAX_PAGES_NUMEL:
+        return None
+    return (
+        f"{num_pages} pages of {page_size} tokens are {num_pages * page_numel} elements a layer: the fused op takes up to "
+        f"{_MAX_PAGES_NUMEL}; lower cache.num_pages or cache.prefix_cache_bytes to have {_MAX_PAGES_NUMEL // page_numel} pages"
+    )
 
 
 def num_pages_of(kv_lens: Sequence[int], page_size: int) -> list[int]:
@@ -81,7 +95,7 @@ def attend_pages(
     """(out [B, S, Q, D], lse fp32 [B, Q, S, 1] with has_lse, else unspecified) over pages, one length an entry.
 
     mask: `causal_mask`: row i of S sees keys up to K - S + i. Where a kv_len is 0 the entry's result is unspecified.
-    Raises ValueError where the pages are too few or too large for the op.
+    Raises DeviceError where the pages are too few or too large for the op.
     """
     num_pages, page_size, num_kv_heads, _ = k_pages.shape
     _check_pages(q_BSQD, k_pages, kv_lens)
@@ -108,15 +122,13 @@ def _check_pages(q_BSQD: torch.Tensor, k_pages: torch.Tensor, kv_lens: Sequence[
     num_pages, page_size = k_pages.shape[:2]
     num_used = sum(num_pages_of(kv_lens, page_size))
     if num_used > num_pages:
-        raise ValueError(
+        raise DeviceError(
             f"the histories of one batch have {num_used} pages, shared ones counted each time, and the fused op allows "
             f"no more than there are in all: {num_pages}; raise cache.num_pages to {num_used} or more"
         )
-    if q_BSQD.shape[1] == 1 and k_pages.numel() > _MAX_PAGES_NUMEL:
-        raise ValueError(
-            f"{num_pages} pages of {page_size} tokens are {k_pages.numel()} elements a layer, the fused op takes up to "
-            f"{_MAX_PAGES_NUMEL}; lower cache.num_pages"
-        )
+    reason = _too_large(num_pages, page_size, k_pages[0].numel())
+    if q_BSQD.shape[1] == 1 and reason is not None:
+        raise DeviceError(reason)
 
 
 def attend_dense(

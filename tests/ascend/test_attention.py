@@ -25,6 +25,7 @@ from tests.ascend.attention_cases import (
     starts_of,
 )
 from tests.ascend.vendor_attention import define
+from xgr_runtime.errors import DeviceError
 from xgr_runtime.hal.ops.attention import (
     shared_attention,
 )
@@ -155,5 +156,5 @@ def test_a_prefill_never_asks_for_more_pages_than_there_are() -> None:
 def test_too_few_pages_for_the_shared_stage_say_how_many_are_needed() -> None:
     q = normal(9, 5, 4, 16, dtype=torch.float16)
     arguments = shared_arguments(q, common_prefix(2), (0, 2, 5), 3)
-    with pytest.raises(ValueError, match=r"6 pages.*in all: 5; raise cache\.num_pages to 6"):
+    with pytest.raises(DeviceError, match=r"6 pages.*in all: 5; raise cache\.num_pages to 6"):
         function(shared_attention, "torch_npu")(**arguments)

@@ -23,9 +23,9 @@ REFERENCE = "reference"
 
 # Sizes a provider may ask for. Of the bucket, each an upper bound of what a call has: packed tokens, rows, histories, new
 # tokens, rows and history tokens of one history. Of the model (one rank of it): hidden size, feed-forward size, query heads,
-# KV heads, head dimension, vocabulary, tokens of a page.
+# KV heads, head dimension, vocabulary; of its KV cache: tokens of a page, pages of histories.
 BUCKET_SIZES = ("T", "N", "H", "max_q", "max_rows", "max_kv")
-MODEL_SIZES = ("M", "F", "Q", "G", "D", "V", "page_size")
+MODEL_SIZES = ("M", "F", "Q", "G", "D", "V", "page_size", "num_pages")
 
 
 @dataclass(frozen=True)

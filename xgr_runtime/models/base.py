@@ -95,7 +95,7 @@ class RecModel(Protocol):
     def hidden_size(self) -> int: ...
     @property
     def op_sizes(self) -> Mapping[str, int]:
-        """What providers of ops may ask for: the sizes of `hal.registry.MODEL_SIZES` that this rank has, but page_size."""
+        """What providers of ops may ask for: the sizes of `hal.registry.MODEL_SIZES` that this rank has, but those of pages."""
         ...
 
     @property

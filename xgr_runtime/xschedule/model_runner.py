@@ -107,7 +107,9 @@ class ModelRunner:
         key = tuple(dims.items())
         if key in self._bound:
             return self._bound[key]
-        sizes = {**self._model.op_sizes, "page_size": self.kv.shared.page_size, **dims}
+        shared = self.kv.shared
+        pages = {"page_size": shared.page_size, "num_pages": shared.num_pages}
+        sizes = {**self._model.op_sizes, **pages, **dims}
         ops = bind_ops(self._device, self._dtype, sizes, allow_reference=self._allow_reference)
         if len(self._bound) >= 256:
             self._bound.clear()
