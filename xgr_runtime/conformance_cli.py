@@ -20,8 +20,11 @@ def add_parser(subparsers: Any) -> None:
         "conformance",
         help="check every op and whole searches on a device; one JSON report",
         description="Run every provider of every op on a device against its reference, searches with known answers through "
-        "a whole engine, and a small decoder against float64. Exit code: 0 all of it passed, 1 something failed or the "
-        "device was lost, 2 it could not start.",
+        "a whole engine, and a small decoder against float64. Exit code: 0 all of it passed; 1 something failed, the device "
+        "was lost, a provider module could not be loaded (for another reason than Triton's absence), or of an op, the "
+        "searches or the decoder nothing ran in one of the dtypes; 2 it could not start. A refusal by name is no failure "
+        "where other cases of the same dtype ran. The reference counts as an op's provider only where the device has no "
+        "other one, and only on the CPU or with --allow-reference.",
     )
     parser.add_argument(
         "--device", required=True, metavar="KIND", help="auto, or a kind that `xgr doctor` lists"

@@ -38,9 +38,14 @@ class EngineShape:
     page_size: int
     is_dense: bool = True
 
+    @property
+    def dtype_name(self) -> str:
+        """As configurations write it."""
+        return str(self.dtype).removeprefix("torch.")
+
     def __str__(self) -> str:
         layout = "" if self.is_dense else ", CSR"
-        return f"{str(self.dtype).removeprefix('torch.')}, pages of {self.page_size}{layout}"
+        return f"{self.dtype_name}, pages of {self.page_size}{layout}"
 
 
 @dataclass
@@ -103,7 +108,7 @@ def make_config(
     """Small buffers, prompts of up to 320 tokens, batches of up to 8 histories."""
     return RuntimeConfig(
         device=kind,  # type: ignore[arg-type]
-        model=ModelConfig(dtype=str(shape.dtype).removeprefix("torch.")),  # type: ignore[arg-type]
+        model=ModelConfig(dtype=shape.dtype_name),  # type: ignore[arg-type]
         catalogs={name: str(path) for name, path in catalogs.items()},
         search=SearchDefaults(beam_width=4),
         limits=LimitsConfig(max_prompt_tokens=320, max_beam_width=MAX_WIDTH),

@@ -5,12 +5,13 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from xgr_runtime.conformance.engines import EngineEntry
 from xgr_runtime.conformance.parity import ParityEntry
+from xgr_runtime.conformance.verdict import ReportPart, is_optional, parts_that_never_ran
 from xgr_runtime.errors import XgrError, printable
 from xgr_runtime.files import kind_of
 
@@ -46,20 +47,20 @@ class Report:
 
     @property
     def result(self) -> str:
-        """passed or failed; incomplete while it runs and where it ended early without a failure."""
+        """passed or failed, see verdict.py; incomplete while it runs and where it ended early without a failure."""
         results = [e.result for e in self.parity] + [e.result for e in self.engines]
-        if "failed" in results or (self.is_complete and self._what_never_ran()):
+        is_any_missing = any(not is_optional(reason) for _, reason in self.load_failures)
+        if "failed" in results or is_any_missing or self.never_ran:
             return "failed"
         return "passed" if self.is_complete else "incomplete"
 
-    def _what_never_ran(self) -> list[str]:
-        """Ops and engine checks that were asked for and of which no case ran."""
-        parts: dict[str, bool] = {}
-        for entry in self.parity:
-            parts[entry.op] = parts.get(entry.op, False) or entry.num_run > 0
-        for check in self.engines:
-            parts[check.what] = parts.get(check.what, False) or check.num_checked > 0
-        return [name for name, has_run in parts.items() if not has_run]
+    @property
+    def never_ran(self) -> list[ReportPart]:
+        """The parts of a complete run of which no case ran."""
+        if not self.is_complete:
+            return []
+        may_fall_back = self.device["kind"] == "cpu" or bool(self.options["allow_reference"])
+        return parts_that_never_ran(self.parity, self.engines, may_fall_back=may_fall_back)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object; names are explained in the README."""
@@ -73,8 +74,11 @@ class Report:
             "options": dict(self.options),
             "in_progress": self.in_progress,
             "stopped": self.stopped,
-            "never_ran": self._what_never_ran() if self.is_complete else [],
-            "load_failures": [{"module": m, "reason": r} for m, r in self.load_failures],
+            "never_ran": [asdict(part) for part in self.never_ran],
+            "load_failures": [
+                {"module": module, "reason": reason, "is_optional": is_optional(reason)}
+                for module, reason in self.load_failures
+            ],
             "parity": [_parity_dict(entry) for entry in self.parity],
             "engines": [_engine_dict(entry) for entry in self.engines],
             "environment": dict(self.environment),
@@ -86,7 +90,7 @@ class Report:
         checked = sum(entry.num_checked for entry in self.engines)
         failed = sum(e.num_failed for e in self.parity) + sum(e.num_failed for e in self.engines)
         lines = [f"provider module {m} was not loaded: {_cut(r)}" for m, r in self.load_failures]
-        lines += [f"nothing of {name} could run" for name in self._what_never_ran()]
+        lines += [f"nothing of {part} could run" for part in self.never_ran]
         if self.stopped:
             lines.append(f"stopped early: {_cut(self.stopped)}")
         totals = f"{ran} op cases, {checked} searches, {failed} failed, {self.seconds:.1f} s"
@@ -116,7 +120,7 @@ def _parity_dict(entry: ParityEntry) -> dict[str, Any]:
 def _engine_dict(entry: EngineEntry) -> dict[str, Any]:
     return {
         "check": entry.what,
-        "dtype": str(entry.shape.dtype).removeprefix("torch."),
+        "dtype": entry.shape.dtype_name,
         "page_size": entry.shape.page_size,
         "may_be_dense": entry.shape.is_dense,
         "result": entry.result,
