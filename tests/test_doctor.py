@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 
 from tests.helpers.product import ReferenceCpu
@@ -18,13 +19,12 @@ from xgr_runtime import doctor
 from xgr_runtime.cli import main
 from xgr_runtime.doctor import NOT_FOUND, NOT_INSTALLED, PACKAGES
 from xgr_runtime.errors import DeviceError
+from xgr_runtime.hal import ascend_probe
 from xgr_runtime.hal.discovery import DEVICE_KINDS, DeviceKind, open_device
 from xgr_runtime.hal.registry import REFERENCE, Impl, OpSpec, all_ops
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import pytest
 
     from xgr_runtime.hal.device import Device
 
@@ -201,13 +201,43 @@ def test_one_device_in_one_dtype(capsys: pytest.CaptureFixture[str]) -> None:
     assert {(row["device"], row["dtype"]) for row in report["ops"]} == {("cpu", "bfloat16")}
 
 
-def test_versions_of_the_vendors_libraries(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_kind_that_there_is_not_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--device", "tpu"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", f"xgr: DeviceError: device must be one of {', '.join(KINDS)}, got 'tpu'\n")  # fmt: skip
+
+
+def test_versions_of_a_vendors_libraries_are_asked_of_the_kinds_that_are_examined(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As CANN's installer leaves them; the folder is what its set_env.sh exports."""
+    found = {"driver": "7.1", "compiler": ""}
+    card = DeviceKind(lambda: "it is away", ReferenceCpu, lambda: found)
+    cpu = DEVICE_KINDS["cpu"]
+    monkeypatch.setattr(doctor, "DEVICE_KINDS", {"card": card, "cpu": cpu})
+    expected = {"driver": "7.1", "compiler": NOT_FOUND}
+    assert doctor_json(capsys)["libraries"] == expected
+    assert doctor_json(capsys, "--device", "cpu")["libraries"] == {}
+    assert main(["doctor", "--device", "card"]) == 2
+    assert f"  {'compiler':<14} {NOT_FOUND}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("is_torch_npu_installed", [False, True])
+def test_versions_of_cann_and_driver(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    is_torch_npu_installed: bool,
+) -> None:
+    """As CANN's installer leaves them; the folder is what its set_env.sh exports. Without any sign of an NPU: nothing."""
+    monkeypatch.setattr(
+        ascend_probe, "_npu_version", lambda: "2.13.0" if is_torch_npu_installed else ""
+    )
+    monkeypatch.setattr(ascend_probe, "ASCEND_FOLDER", tmp_path / "driver's")
     monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
-    assert doctor_json(capsys, "--device", "cpu")["libraries"]["CANN"] == NOT_FOUND
+    absent = {"CANN": NOT_FOUND, "Ascend driver": NOT_FOUND} if is_torch_npu_installed else {}
+    assert doctor_json(capsys)["libraries"] == absent
     info = tmp_path / "aarch64-linux" / "ascend_toolkit_install.info"
     info.parent.mkdir()
     info.write_text("package_name=Ascend-cann-toolkit\nversion=9.1.0\ninnerversion=V100R001\n")
-    assert doctor_json(capsys, "--device", "cpu")["libraries"]["CANN"] == "9.1.0"
+    assert doctor_json(capsys)["libraries"] == {"CANN": "9.1.0", "Ascend driver": NOT_FOUND}
+    assert doctor_json(capsys, "--device", "cpu")["libraries"] == {}

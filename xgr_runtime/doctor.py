@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 import torch
 
 from xgr_runtime.errors import DeviceError
-from xgr_runtime.hal.ascend_probe import ascend_versions
 from xgr_runtime.hal.discovery import DEVICE_KINDS
 from xgr_runtime.hal.registry import OpSpec, all_ops, explain
 
@@ -44,7 +43,7 @@ class OpReport:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything `xgr doctor` prints. packages: of pip; libraries: what a vendor installs beside it."""
+    """Everything `xgr doctor` prints. packages: of pip; libraries: what vendors of the devices install beside it."""
 
     python: str
     platform: str
@@ -61,7 +60,12 @@ class Report:
 def examine(
     *, allow_reference: bool, device: str | None = None, dtype: torch.dtype = torch.float32
 ) -> Report:
-    """Look at this machine. Ops are reported for each usable device; the CPU is always one. device: look at that kind only."""
+    """Look at this machine. Ops are reported for each usable device; the CPU is always one.
+
+    device: look at that kind only. Raises DeviceError where there is no such kind.
+    """
+    if device is not None and device not in DEVICE_KINDS:
+        raise DeviceError(f"device must be one of {', '.join(DEVICE_KINDS)}, got {device!r}")
     kinds = tuple(DEVICE_KINDS) if device is None else (device,)
     devices = tuple(_examine_device(kind) for kind in kinds)
     ops = tuple(
@@ -74,7 +78,11 @@ def examine(
         python=platform.python_version(),
         platform=platform.platform(),
         packages={name: _version(name) for name in PACKAGES},
-        libraries={name: version or NOT_FOUND for name, version in ascend_versions().items()},
+        libraries={
+            name: version or NOT_FOUND
+            for kind in kinds
+            for name, version in DEVICE_KINDS[kind].versions().items()
+        },
         devices=devices,
         ops=ops,
     )

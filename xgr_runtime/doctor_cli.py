@@ -20,8 +20,8 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--device",
-        choices=["npu", "cuda", "cpu"],
-        help="look at that device only; it must be there",
+        metavar="KIND",
+        help="look at that device only, of those that are listed without it; it must be there",
     )
     parser.add_argument(
         "--dtype",

@@ -47,7 +47,10 @@ def why_no_npu() -> str | None:
 
 
 def ascend_versions() -> dict[str, str]:
-    """Versions of CANN and of the driver by what their files on this machine say; "" where there are none to read."""
+    """Versions of CANN and of the driver by what their files on this machine say; "" where there are none to read.
+
+    Empty where neither is found nor torch-npu installed: whoever has no NPU misses none of them.
+    """
     home = os.environ.get("ASCEND_HOME_PATH")
     homes = (
         [Path(home)] if home else [ASCEND_FOLDER / "cann", ASCEND_FOLDER / "ascend-toolkit/latest"]
@@ -65,7 +68,8 @@ def ascend_versions() -> dict[str, str]:
         for path in sorted(folder.glob(name))
     )
     cann = next(filter(None, found), "")
-    return {"CANN": cann, "Ascend driver": _version_in(ASCEND_FOLDER / "driver/version.info")}
+    versions = {"CANN": cann, "Ascend driver": _version_in(ASCEND_FOLDER / "driver/version.info")}
+    return versions if any(versions.values()) or _npu_version() else {}
 
 
 def _npu() -> Any:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from xgr_runtime.errors import DeviceError
 from xgr_runtime.hal.ascend import AscendDevice
-from xgr_runtime.hal.ascend_probe import why_no_npu
+from xgr_runtime.hal.ascend_probe import ascend_versions, why_no_npu
 from xgr_runtime.hal.cpu import CpuDevice
 from xgr_runtime.hal.cuda import CudaDevice, why_no_cuda
 from xgr_runtime.hal.device import Device
@@ -24,14 +24,18 @@ class OpenedDevice:
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """why_absent: why none can be opened on this machine, or None. open: only called where that is None."""
+    """why_absent: why none can be opened on this machine, or None. open: only called where that is None.
+
+    versions: of what the vendor installs beside pip's packages, by name; "" for what is not found.
+    """
 
     why_absent: Callable[[], str | None]
     open: Callable[[], Device]
+    versions: Callable[[], dict[str, str]] = dict
 
 
 DEVICE_KINDS: dict[str, DeviceKind] = {
-    "npu": DeviceKind(lambda: why_no_npu(), AscendDevice),
+    "npu": DeviceKind(lambda: why_no_npu(), AscendDevice, ascend_versions),
     "cuda": DeviceKind(lambda: why_no_cuda(), CudaDevice),
     "cpu": DeviceKind(lambda: None, CpuDevice),
 }
