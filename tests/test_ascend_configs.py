@@ -18,6 +18,7 @@ from xgr_runtime.xschedule.capacities import default_num_pages
 PAGE_SIZES = (128, 256, 384, 512)
 GIB = 1 << 30
 LAYERS, KV_HEADS, HEAD_DIM = 28, 8, 128  # Qwen3-0.6B and Qwen3-1.7B alike
+QUERY_ROW_BYTES = 16 * HEAD_DIM * 2  # 16 query heads in half precision
 NUM_PARAMETERS = 1_720_574_976
 
 
@@ -53,6 +54,11 @@ def test_the_memory_of_the_comments() -> None:
         "pages": num_pages * page_bytes,
         "beams' own tokens": num_rows * spec.slot_bytes(num_rounds=3) + (64 << 20),
         "catalogue": config.cache.catalog_slots * num_edges * (2 * (4 + num_rule_rows) + 4),
+        # Every history as high as the one with all rows, the worst case.
+        "padded queries": 2
+        * config.scheduler.max_batch_histories
+        * config.scheduler.max_batch_rows
+        * QUERY_ROW_BYTES,
         "logits": 2 * config.scheduler.max_batch_rows * 8192 * 4,
     }
     said = dict(re.findall(r"^#   ([a-z' ]+?)  .*? ([\d.]+) GiB", text, re.MULTILINE))

@@ -29,7 +29,7 @@ from .fused_infer import (
     num_pages_of,
     soc_refusal,
 )
-from .packed_rows import places_of_rows, rows_of_places
+from .packed_rows import padding_refusal, places_of_rows, rows_of_places
 
 _MERGE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _MERGE_WITH_LSE = 1
@@ -37,6 +37,10 @@ _MERGE_WITH_LSE = 1
 
 def _accepts_paged(spec: OpSpec) -> str | None:
     return fused_infer_refusal(spec, is_paged=True)
+
+
+def _accepts_shared(spec: OpSpec) -> str | None:
+    return _accepts_paged(spec) or padding_refusal(spec)
 
 
 def _accepts_own(spec: OpSpec) -> str | None:
@@ -129,7 +133,7 @@ def prefill_by_history(
     return out_TQD
 
 
-@impl(shared_attention, provider="torch_npu", device="npu", accepts=_accepts_paged)
+@impl(shared_attention, provider="torch_npu", device="npu", accepts=_accepts_shared)
 def shared_in_one_call(
     q_NQD: torch.Tensor,
     k_pages: torch.Tensor,

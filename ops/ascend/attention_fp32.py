@@ -19,7 +19,7 @@ from xgr_runtime.hal.ops.attention import (
 from xgr_runtime.hal.registry import OpSpec, impl
 
 from .attention import own_tokens
-from .packed_rows import places_of_rows, rows_of_places
+from .packed_rows import padding_refusal, places_of_rows, rows_of_places
 
 _SCORES_PER_TILE = 1 << 24
 
@@ -28,6 +28,10 @@ def _accepts(spec: OpSpec) -> str | None:
     if spec.dtype == torch.float32:
         return None
     return f"takes torch.float32, got {spec.dtype}; half precision is the fused ops' part"
+
+
+def _accepts_shared(spec: OpSpec) -> str | None:
+    return _accepts(spec) or padding_refusal(spec)
 
 
 def _tile_rows(num_scores_of_a_row: int) -> int:
@@ -96,7 +100,7 @@ def prefill_by_history(
     return out_TQD
 
 
-@impl(shared_attention, provider="aten", device="npu", accepts=_accepts)
+@impl(shared_attention, provider="aten", device="npu", accepts=_accepts_shared)
 def shared_as_rectangle(
     q_NQD: torch.Tensor,
     k_pages: torch.Tensor,

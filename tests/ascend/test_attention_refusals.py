@@ -36,6 +36,16 @@ REFUSALS: list[tuple[Any, str, dict[str, Any], str | None]] = [
     *((op, "torch_npu", {"num_pages": 131071}, None) for op in PAGED),
     *((op, "torch_npu", {"num_pages": 131072}, "to have 131071 pages") for op in PAGED),
     (unshared_attention, "torch_npu", {"num_pages": 131072}, None),
+    # 64 histories of 8 heads of 64: 32,768 elements a row of the bound.
+    (shared_attention, "torch_npu", {"H": 64, "max_rows": 32768}, None),
+    (
+        shared_attention,
+        "torch_npu",
+        {"H": 64, "max_rows": 32769},
+        "max_batch_rows to at most 32768",
+    ),
+    (shared_attention, "aten", {"dtype": torch.float32, "H": 64, "max_rows": 32769}, "histories"),
+    (prefill_attention, "torch_npu", {"H": 64, "max_rows": 32769}, None),
     *((op, "torch_npu", {"dtype": torch.float32}, "model.dtype: bfloat16") for op in PAGED),
     (merge_attention_states, "torch_npu", {"dtype": torch.float32}, None),
     (merge_attention_states, "torch_npu", {"dtype": torch.float64}, "got torch.float64"),
