@@ -387,7 +387,11 @@ def test_updates_that_reach_nothing(attending: tuple[fake_npu.NPUGraph, Tensor])
         graph.update([LENGTHS, LENGTHS])
     with pytest.raises(RuntimeError, match="auto_dispatch_capture=True"):
         capture(lambda: None).update([LENGTHS])
-    capture(lambda: None, auto_dispatch_capture=True).update([LENGTHS])
+    empty = capture(lambda: None, auto_dispatch_capture=True)
+    empty.update([LENGTHS])
+    empty.reset()
+    with pytest.raises(RuleBroken, match="update of a graph that holds no capture, or was reset"):
+        empty.update([LENGTHS])
 
 
 def test_a_shape_that_turns_out_to_depend_on_data() -> None:
