@@ -7,6 +7,7 @@ waits there until `update` has given the call its arguments anew and recorded th
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -87,6 +88,11 @@ class NPUGraph:
     @property
     def calls(self) -> list[str]:
         return list(_core.calls_of(self._id))
+
+    @property
+    def graph_dispatch_mode(self) -> SimpleNamespace:
+        """As in torch_npu: its records are the calls that `update` reaches, once the capture has ended."""
+        return SimpleNamespace(graph_dispatch_records=range(_core.num_updatable(self._id)))
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
         self._pool = pool or self._pool

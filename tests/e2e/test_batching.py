@@ -175,7 +175,7 @@ def again(requests: Sequence[RecRequest], suffix: str) -> list[RecRequest]:
 def bucket(engine: Engine, recording: Recording, request_id: str) -> object:
     batch, capacities = recording.batch_of(request_id), engine.runner.capacities
     return (
-        prefill_bucket_of(batch.histories, capacities, is_coarse=False),
+        prefill_bucket_of(batch.histories, capacities, is_coarse=False, is_prefill_coarse=False),
         rounds_bucket_of(batch.groups[0], capacities, is_coarse=False),
     )
 

@@ -277,6 +277,7 @@ class StrictDevice:
     capability = ""
     is_capturing_supported = True
     max_graphs = 256
+    is_counting_shared_pages = False
 
     def __init__(
         self, *, is_graph_per_round: bool = False, is_prefill_captured: bool | None = None

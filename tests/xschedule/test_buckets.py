@@ -67,7 +67,9 @@ def test_coarse_buckets_are_few() -> None:
 @pytest.mark.parametrize("is_coarse", [False, True])
 @given(lengths=st.lists(st.integers(1, 80), min_size=1, max_size=6))
 def test_a_prefill_bucket_holds_its_histories(is_coarse: bool, lengths: list[int]) -> None:
-    bucket = prefill_bucket_of(make_histories(lengths), CAPACITIES, is_coarse=is_coarse)
+    bucket = prefill_bucket_of(
+        make_histories(lengths), CAPACITIES, is_coarse=is_coarse, is_prefill_coarse=is_coarse
+    )
     assert sum(lengths) <= bucket.num_tokens <= CAPACITIES.num_tokens
     assert len(lengths) <= bucket.shared.num_histories <= 6
     assert max(lengths) <= bucket.max_q == bucket.shared.max_kv <= CAPACITIES.max_history_tokens
@@ -94,8 +96,12 @@ def test_a_rounds_bucket_holds_its_group(is_coarse: bool, data: st.DataObject) -
 
 
 def test_equal_shapes_share_a_bucket_and_one_large_search_pads_no_other() -> None:
-    one = prefill_bucket_of(make_histories([10, 7]), CAPACITIES, is_coarse=True)
-    two = prefill_bucket_of(make_histories([9, 8]), CAPACITIES, is_coarse=True)
+    one = prefill_bucket_of(
+        make_histories([10, 7]), CAPACITIES, is_coarse=True, is_prefill_coarse=True
+    )
+    two = prefill_bucket_of(
+        make_histories([9, 8]), CAPACITIES, is_coarse=True, is_prefill_coarse=True
+    )
     assert one == two
     pairs: list[list[tuple[int, ...]]] = [[(5, 5), (7, 8)], [(6, 4), (8, 6)]]
     first, second = (
@@ -110,7 +116,7 @@ def test_equal_shapes_share_a_bucket_and_one_large_search_pads_no_other() -> Non
 @given(lengths=st.lists(st.integers(1, 60), min_size=1, max_size=6))
 def test_the_host_knows_the_lengths_that_the_device_is_given(lengths: list[int]) -> None:
     histories = make_histories(lengths)
-    bucket = prefill_bucket_of(histories, CAPACITIES, is_coarse=True)
+    bucket = prefill_bucket_of(histories, CAPACITIES, is_coarse=True, is_prefill_coarse=True)
     known = host_lengths_of(histories, bucket.shared)
     num_padding = bucket.shared.num_histories - len(lengths)
     assert known.kv_lens == (*lengths, *[0] * num_padding)
@@ -136,7 +142,17 @@ def test_rounds_depend_on_their_own_rows_and_on_those_before() -> None:
 def test_an_eager_prefill_pads_only_a_little() -> None:
     histories = make_histories([70, 75])
     eager = prefill_bucket_of(histories, CAPACITIES, is_coarse=True, is_prefill_coarse=False)
-    captured = prefill_bucket_of(histories, CAPACITIES, is_coarse=True)
+    captured = prefill_bucket_of(histories, CAPACITIES, is_coarse=True, is_prefill_coarse=True)
     assert eager.num_tokens == 152
     assert captured.num_tokens == 160
-    assert eager.shared == captured.shared
+
+
+def test_lengths_have_few_classes_where_every_round_is_a_graph() -> None:
+    found = set()
+    for length in range(1, 91):
+        histories = make_histories([length])
+        bucket = prefill_bucket_of(histories, CAPACITIES, is_coarse=True, is_prefill_coarse=False)
+        assert bucket.shared.max_kv >= length
+        found.add(bucket.shared)
+    assert len({shared.max_kv for shared in found}) == len({1, 2, 4, 8, 16, 32, 64, 90})
+    assert len(found) <= 9

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from xgr_runtime.errors import DeviceError, XgrError
-from xgr_runtime.hal.ascend_errors import explain_npu_error
+from xgr_runtime.hal.ascend_errors import explain_npu_error, first_line
 from xgr_runtime.hal.device import Graph, MemoryInfo, Timer
 
 _POLL_S = 1e-4
@@ -83,16 +83,21 @@ class _AscendTimer:
 
 
 class _AscendGraph:
-    """A captured segment and the end of its last replay, which an update must not overtake."""
+    """A captured segment and, where it holds fused attention, the end of its last replay, which an update must not overtake."""
 
     def __init__(self, graph: Any, stream: Any) -> None:
         self._graph, self._stream = graph, stream
+        self._is_told = bool(graph.graph_dispatch_mode.graph_dispatch_records)
         self._last_end: Any = None
 
     def replay(self, kv_lens: Sequence[int] = ()) -> None:
+        if not self._is_told:
+            self._graph.replay()
+            return
         if self._last_end is not None:
             self._last_end.synchronize()
-        self._graph.update(cpu_update_input=[{"actual_seq_lengths_kv": lengths_from_host(kv_lens)}])
+        lengths = lengths_from_host(kv_lens)
+        self._graph.update(cpu_update_input=[{"actual_seq_lengths_kv": lengths}])
         self._graph.replay()
         self._last_end = npu().Event()
         self._last_end.record(self._stream)
@@ -106,6 +111,7 @@ class AscendDevice:
     is_graph_per_round = True
     is_prefill_captured = False
     max_graphs = 96
+    is_counting_shared_pages = True  # fused attention over page tables
 
     def __init__(self) -> None:
         try:
@@ -115,26 +121,30 @@ class AscendDevice:
             self._default_stream = npu().default_stream()
         except RuntimeError as error:
             raise explain_npu_error(error) or DeviceError(
-                f"the NPU cannot be opened: {str(error).splitlines()[0]}"
+                f"the NPU cannot be opened: {first_line(str(error))}"
             ) from error
         self.torch_device = torch.device("npu", index)
         self.capability = self.name
         self.is_capturing = False
         self._lock = threading.RLock()
-        self._running_thread: int | None = None
-        self._open = threading.local()  # whether this thread is inside a segment
+        self._open = threading.local()  # whether this thread runs segments, and is inside one
         self._pool: Any = None  # torch_npu gives an opaque handle
 
     def is_running_thread(self) -> bool:
-        """Whether the caller is the thread that runs segments."""
-        return self._running_thread == threading.get_ident()
+        """Whether the caller is a thread that runs segments: then it is not capturing, as it would be busy."""
+        return getattr(self._open, "has_run", False)
 
     def pinned_empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         with self._lock:
             return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Out of memory that is not pinned torch_npu waits for the whole stream: such a source is staged."""
         with self._lock:
+            if source.device.type == "cpu" and not source.is_pinned():
+                source = (
+                    source.pin_memory()
+                )  # kept by the allocator of pinned memory until it was copied
             if not getattr(self._open, "is_inside", False):
                 self._follow_default_stream()
             with npu().stream(self._stream):
@@ -151,7 +161,7 @@ class AscendDevice:
 
     @contextmanager
     def segment(self, name: str) -> Iterator[None]:
-        self._running_thread = threading.get_ident()
+        self._open.has_run = True
         with npu().device(self.torch_device):
             with self._lock:
                 self._follow_default_stream()
@@ -164,7 +174,7 @@ class AscendDevice:
 
     def capture(self, name: str, fn: Callable[[], None]) -> Graph:
         """Runs `fn` once before: kernels are built and workspaces sized then, which a capture may not do."""
-        self._running_thread = threading.get_ident()
+        self._open.has_run = True
         graph = npu().NPUGraph()
         with self._lock, npu().device(self.torch_device):
             self._default_stream.synchronize()

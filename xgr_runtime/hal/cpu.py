@@ -52,6 +52,7 @@ class CpuDevice:
     is_graph_per_round = False
     is_prefill_captured = False
     max_graphs = 0
+    is_counting_shared_pages = False
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")

@@ -82,6 +82,7 @@ class CudaDevice:
     is_graph_per_round = False
     is_prefill_captured = True
     max_graphs = 256
+    is_counting_shared_pages = False
 
     def __init__(self) -> None:
         index = torch.cuda.current_device()
@@ -162,5 +163,8 @@ class CudaDevice:
 
     def explain(self, error: BaseException) -> XgrError | None:
         if isinstance(error, torch.cuda.OutOfMemoryError):
-            return DeviceError(f"{self.name} is out of memory: {str(error).splitlines()[0]}")
+            return DeviceError(
+                f"{self.name} is out of memory: {str(error).partition(chr(10))[0]}; lower scheduler.max_batch_rows, "
+                "scheduler.max_batch_tokens, cache.num_pages or cache.prefix_cache_bytes"
+            )
         return None

@@ -84,6 +84,12 @@ class Device(Protocol):
         """How many graphs may exist at once."""
         ...
 
+    @property
+    def is_counting_shared_pages(self) -> bool:
+        """True where a kernel wants as many pages to exist as the histories of a batch name, shared ones each time, and one for
+        each padding history."""
+        ...
+
     def explain(self, error: BaseException) -> XgrError | None:
         """The error that a user can act on behind what torch raised here; None where it says nothing special."""
         ...

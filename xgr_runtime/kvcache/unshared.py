@@ -4,15 +4,18 @@ import torch
 
 from xgr_runtime.kvcache.layout import KVSpec, allocate_storage
 
-# Bytes of the scratch of a reorder. Each tile of rows costs some launches: 64 rows a tile were 128 tiles a round of 8,192 rows.
+# The scratch of a reorder: each tile of rows costs some launches (64 rows a tile were 128 tiles a round of 8,192 rows), so as
+# many as these bytes hold, yet no second buffer: no more than a share of the slots, where that is not less than a few.
 _TILE_BYTES = 1 << 26
+_TILE_SHARE = 8
+_LEAST_TILE_ROWS = 64
 
 
 class UnsharedKV:
     """Slots of num_rounds - 1 tokens for all layers, and the scratch that a reorder copies through.
 
     all_rows: [2 * layers, num_slots + 1, num_rounds - 1, G, D]; the last slot is the dummy. tile: the same with
-    tile_rows slots (None: as many as 64 MiB hold). Allocated once; addresses never change.
+    tile_rows slots (None: as many as 64 MiB hold, at most an eighth of the slots or 64). Allocated once; addresses never change.
     """
 
     def __init__(
@@ -29,7 +32,8 @@ class UnsharedKV:
         group, num_tokens = spec.unshared, num_rounds - 1
         self.all_rows = allocate_storage(group, num_slots + 1, num_tokens, device)
         if tile_rows is None:
-            tile_rows = max(1, _TILE_BYTES // max(1, spec.slot_bytes(num_rounds)))
+            most = max(_LEAST_TILE_ROWS, num_slots // _TILE_SHARE)
+            tile_rows = min(most, max(1, _TILE_BYTES // max(1, spec.slot_bytes(num_rounds))))
         self.tile = allocate_storage(group, min(tile_rows, num_slots + 1), num_tokens, device)
 
     def k_rows(self, layer: int) -> torch.Tensor:

@@ -78,17 +78,19 @@ def prefill_bucket_of(
     capacities: Capacities,
     *,
     is_coarse: bool,
-    is_prefill_coarse: bool | None = None,
+    is_prefill_coarse: bool,
 ) -> PrefillBucket:
     """The bucket that holds `histories`.
 
-    is_coarse: whether the rounds are captured. is_prefill_coarse: whether the prefill is; None where both are or neither is.
+    is_coarse: whether the rounds are captured. is_prefill_coarse: whether the prefill is too. Where only the rounds are, there
+    is a graph a round, of which there must be few, and kernels are told the lengths: max_kv has the classes of the pages.
     """
     c = capacities
-    if is_prefill_coarse is None:
-        is_prefill_coarse = is_coarse
     longest = int(histories.kv_lens_H.max())
-    max_kv = round_up(longest, c.max_history_tokens, is_coarse=is_coarse)
+    if is_coarse and not is_prefill_coarse:
+        max_kv = _power_of_two(longest, c.max_history_tokens)
+    else:
+        max_kv = round_up(longest, c.max_history_tokens, is_coarse=is_coarse)
     return PrefillBucket(
         num_tokens=round_up(len(histories.token_ids_T), c.num_tokens, is_coarse=is_prefill_coarse),
         max_q=_max_q(int(np.diff(histories.q_start_H1).max()), max_kv, is_coarse=is_prefill_coarse),

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
@@ -25,7 +25,7 @@ from xgr_runtime.models.base import RecModel
 from xgr_runtime.models.registry import load_model
 from xgr_runtime.models.version import checkpoint_digest
 from xgr_runtime.types import RecRequest, RecResult, Search
-from xgr_runtime.xschedule.batch import BatchOutput
+from xgr_runtime.xschedule.batch import Batch, BatchOutput
 from xgr_runtime.xschedule.engine_parts import build_parts
 from xgr_runtime.xschedule.engine_stats import EngineStats, describe
 from xgr_runtime.xschedule.request import RequestState, settle
@@ -35,13 +35,25 @@ from xgr_runtime.xschedule.totals import Totals
 
 logger = logging.getLogger(__name__)
 
+OnBatch = Callable[[Batch, BatchOutput], None]
+
 
 class Engine:
-    """Use `Engine.from_config(config)` as a context manager, or call `start` and `close`."""
+    """Use `Engine.from_config(config)` as a context manager, or call `start` and `close`.
+
+    on_batch: told on the loop thread what each batch that ran has given, before its futures are settled.
+    """
 
     def __init__(
-        self, config: RuntimeConfig, device: Device, model: RecModel, model_version: str
+        self,
+        config: RuntimeConfig,
+        device: Device,
+        model: RecModel,
+        model_version: str,
+        *,
+        on_batch: OnBatch | None = None,
     ) -> None:
+        self._on_batch = on_batch
         self.config, self.device, self.model_version = config, device, model_version
         parts = build_parts(config, device, model, model_version)
         self.runner, self.pages, self.catalogs = parts.runner, parts.pages, parts.catalogs
@@ -62,7 +74,13 @@ class Engine:
             self.activate_catalog(name, self.load_catalog(name, path))
 
     @classmethod
-    def from_config(cls, config: RuntimeConfig, device: Device | None = None) -> "Engine":
+    def from_config(
+        cls,
+        config: RuntimeConfig,
+        device: Device | None = None,
+        *,
+        on_batch: OnBatch | None = None,
+    ) -> "Engine":
         """Open the device, load the model and the catalogues. Raises ConfigError, DeviceError, CheckpointError, CatalogError."""
         if device is None:
             opened = open_device(config.device)
@@ -77,7 +95,7 @@ class Engine:
             config.model.path, device.torch_device, getattr(torch, config.model.dtype)
         )
         version = config.model.version or checkpoint_digest(config.model.path)
-        return cls(config, device, model, version)
+        return cls(config, device, model, version, on_batch=on_batch)
 
     def start(self) -> None:
         """Start the loop thread and run one small batch per catalogue, so that what cannot run fails here.
@@ -345,6 +363,8 @@ class Engine:
         try:
             output = self.worker.run(batch)
             end_s = time.monotonic()
+            if self._on_batch is not None:
+                self._on_batch(batch, output)
             for index in range(len(states)):
                 results.append(
                     build_result(

@@ -79,7 +79,12 @@ def build_parts(
             model.vocab_size,
             root if cache.prefix_cache else None,
         ),
-        scheduler=Scheduler(config.scheduler, pages, page_size),
+        scheduler=Scheduler(
+            config.scheduler,
+            pages,
+            page_size,
+            is_counting_shared_pages=device.is_counting_shared_pages,
+        ),
     )
 
 

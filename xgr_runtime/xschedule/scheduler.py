@@ -8,6 +8,7 @@ batch. It is closed when a capacity is reached or a request of that group has wa
 that are cached count neither as new tokens nor as new pages.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -40,12 +41,21 @@ RECENT = 0.2  # weight of the last batch in the usual time of one
 class Scheduler:
     """Holds the queue. The caller serialises all calls."""
 
-    def __init__(self, config: SchedulerConfig, pages: PrefixCache, page_size: int) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        pages: PrefixCache,
+        page_size: int,
+        *,
+        is_counting_shared_pages: bool = False,
+    ) -> None:
         self._config = config
         self._pages = pages
         self._page_size = page_size
         self._queue: list[RequestState] = []
         self._num_batches = 0
+        # Pages that the histories of a batch may name, shared ones counted each time (see `Device`).
+        self._most_named = pages.allocator.num_pages if is_counting_shared_pages else math.inf
         self.usual_run_s = 0.0
 
     @property
@@ -195,11 +205,7 @@ class Scheduler:
         return min(s.arrival_s for s in group) + self._config.max_wait_ms / 1e3
 
     def _pick(self, group: list[RequestState]) -> tuple[list[RequestState], bool]:
-        """The first requests of a group that fit together, and whether a capacity stopped the list.
-
-        Fused attention on an Ascend NPU wants as many pages to exist as the histories of a call name, shared ones each time and
-        one for a padding history: where many share a prefix in a small cache, that is the narrowest limit.
-        """
+        """The first requests of a group that fit together, and whether a capacity stopped the list."""
         config, picked = self._config, list[RequestState]()
         tokens = rows = pages = named = 0
         pinned: set[bytes] = set()
@@ -216,7 +222,7 @@ class Scheduler:
                 and tokens <= config.max_batch_tokens
                 and rows <= config.max_batch_rows
                 and pages <= self._pages.num_available - len(pinned)
-                and (not picked or named + padding <= self._pages.allocator.num_pages)
+                and (not picked or named + padding <= self._most_named)
             )
             if not fits:
                 return picked, True
