@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from xgr_runtime.conformance.engines import EngineEntry, EngineShape
-from xgr_runtime.conformance.parity import ParityEntry
+from xgr_runtime.conformance.parity import DTYPES, ParityEntry
 from xgr_runtime.conformance.report import Report
-from xgr_runtime.conformance.run import DTYPES, new_report, parity_parts, run
+from xgr_runtime.conformance.run import new_report, parity_parts, run
 from xgr_runtime.hal import registry
 from xgr_runtime.hal.cpu import CpuDevice
 from xgr_runtime.hal.providers import PROVIDER_MODULES, load_providers

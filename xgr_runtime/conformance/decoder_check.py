@@ -1,6 +1,6 @@
 """A small decoder through the whole engine, every answer against float64 by the same-answer rule.
 
-Histories from one token to several pages, in every way of `ways_of`. The tolerance is that of the dtype, in nats; the
+Histories from one token to several pages, in every way of `plans_of`. The tolerance is that of the dtype, in nats; the
 weights are what the dtype holds, so it is only the device's arithmetic that is judged.
 """
 
@@ -27,8 +27,7 @@ from xgr_runtime.conformance.engines import (
     ask,
     make_config,
     noting_failures,
-    recorded,
-    ways_of,
+    plans_of,
 )
 from xgr_runtime.conformance.same_answer import (
     Answer,
@@ -145,24 +144,27 @@ class DecoderCheck:
         self._paths = write_catalogs({"main": self._catalog}, folder)
 
     def run(self, device: Device, shape: EngineShape, *, allow_reference: bool) -> EngineEntry:
-        """Every case in every way on one engine. shape: with the dtype of the weights."""
+        """Every case in every way. shape: with the dtype of the weights."""
         entry = EngineEntry(self.what, shape)
         entry.tolerance = TOLERANCES[shape.dtype].same_answer
-        config = make_config(device.kind, shape, self._paths, allow_reference=allow_reference)
-        model = dataclasses.replace(config.model, path=str(self._folder))
-        with (
-            noting_failures(entry),
-            Engine.from_config(dataclasses.replace(config, model=model), device) as engine,
-        ):
-            for way in ways_of(engine):
-                self._check_way(engine, way, entry)
-            entry.note_engine(engine.stats())
+        with noting_failures(entry):
+            for plan in plans_of(device):
+                config = make_config(
+                    device.kind, shape, self._paths, plan, allow_reference=allow_reference
+                )
+                model = dataclasses.replace(config.model, path=str(self._folder))
+                config = dataclasses.replace(config, model=model)
+                runs = Runs()
+                with Engine.from_config(config, device, on_batch=runs.note) as engine:
+                    for way in plan.ways:
+                        self._check_way(engine, runs, way, entry)
+                    entry.note_engine(engine.stats())
         return entry
 
-    def _check_way(self, engine: Engine, way: str, entry: EngineEntry) -> None:
+    def _check_way(self, engine: Engine, runs: Runs, way: str, entry: EngineEntry) -> None:
         limit = None if entry.shape.dtype == torch.float32 else _POSSIBLE_LIMIT
-        with recorded(engine) as runs:
-            answers = ask(engine, [case.request() for case in self._cases], way)
+        runs.clear()
+        answers = ask(engine, [case.request() for case in self._cases], way)
         for case, result in zip(self._cases, answers, strict=True):
             entry.num_checked += 1
             try:

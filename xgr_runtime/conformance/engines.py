@@ -20,6 +20,7 @@ from xgr_runtime.config import (
 )
 from xgr_runtime.conformance.difference import Difference
 from xgr_runtime.errors import OpUnavailable
+from xgr_runtime.hal.device import Device
 from xgr_runtime.types import Float32Array, RecRequest, RecResult
 from xgr_runtime.xschedule.batch import Batch, BatchOutput
 from xgr_runtime.xschedule.engine import Engine
@@ -50,9 +51,9 @@ class EngineShape:
 
 @dataclass
 class EngineEntry:
-    """The checks of one engine. failures: (what was asked, first difference). reason: why it could not be built.
+    """The checks of engines of one shape. failures: (what was asked, first difference). reason: why it could not be built.
 
-    max_error: the largest difference of a score, in nats. providers: those that it bound, by op.
+    max_error: the largest difference of a score, in nats. providers: those that were bound, by op.
     """
 
     what: str
@@ -75,9 +76,10 @@ class EngineEntry:
         return "passed" if self.num_checked else "refused"
 
     def note_engine(self, stats: EngineStats) -> None:
-        """What the engine bound and captured."""
-        self.providers = {op: list(bound) for op, bound in stats.providers.items()}
-        self.num_graph_captures = stats.num_graph_captures
+        """What an engine bound and captured, beside the ones before."""
+        for op, bound in stats.providers.items():
+            self.providers[op] = sorted({*self.providers.get(op, ()), *bound})
+        self.num_graph_captures += stats.num_graph_captures
 
     def note_failure(self, what: str, message: str, max_kept: int = 8) -> None:
         """Count a failed check; the first few keep their messages."""
@@ -102,8 +104,32 @@ def noting_failures(entry: EngineEntry) -> Iterator[None]:
         entry.seconds = time.perf_counter() - start
 
 
+@dataclass(frozen=True)
+class EnginePlan:
+    """One engine of a check: whether it captures graphs, and the ways in which it is asked everything, in order.
+
+    "alone" and "captured" one request at a time; "together" in mixed batches; "again" the same batches, from graphs and
+    from pages that the prefix cache has by then.
+    """
+
+    is_capturing: bool
+    ways: tuple[str, ...]
+
+
+def plans_of(device: Device) -> tuple[EnginePlan, ...]:
+    """Where the device captures, an engine without graphs first, so that what capturing breaks is told from the rest."""
+    if not device.is_capturing_supported:
+        return (EnginePlan(False, ("alone", "together", "again")),)
+    return (EnginePlan(False, ("alone",)), EnginePlan(True, ("captured", "together", "again")))
+
+
 def make_config(
-    kind: str, shape: EngineShape, catalogs: Mapping[str, Path], *, allow_reference: bool
+    kind: str,
+    shape: EngineShape,
+    catalogs: Mapping[str, Path],
+    plan: EnginePlan,
+    *,
+    allow_reference: bool,
 ) -> RuntimeConfig:
     """Small buffers, prompts of up to 320 tokens, batches of up to 8 histories."""
     return RuntimeConfig(
@@ -121,14 +147,23 @@ def make_config(
             dense_level_bytes=1 << 20 if shape.is_dense else 0,
         ),
         ops=OpsConfig(allow_reference=allow_reference),
+        graphs=plan.is_capturing,
     )
 
 
 class Runs:
-    """Every batch that an engine ran while it was recorded, and what came back."""
+    """Every batch that an engine ran since `clear`, and what came back: its `note` is the engine's `on_batch`."""
 
     def __init__(self) -> None:
         self.pairs: list[tuple[Batch, BatchOutput]] = []
+
+    def note(self, batch: Batch, output: BatchOutput) -> None:
+        """One batch. The engine's thread calls it before it answers, and reading follows the answers."""
+        self.pairs.append((batch, output))
+
+    def clear(self) -> None:
+        """Forget the batches before; only while nothing is asked."""
+        self.pairs.clear()
 
     @property
     def largest(self) -> int:
@@ -147,53 +182,17 @@ class Runs:
         raise Difference(f"no batch held request {request_id!r}")
 
 
-@contextmanager
-def recorded(engine: Engine) -> Iterator[Runs]:
-    """Notes the runs of an engine while it is open."""
-    runs, run = Runs(), engine.worker.run
-
-    def noting(batch: Batch) -> BatchOutput:
-        output = run(batch)
-        runs.pairs.append((batch, output))
-        return output
-
-    engine.worker.run = noting  # type: ignore[method-assign]
-    try:
-        yield runs
-    finally:
-        engine.worker.run = run  # type: ignore[method-assign]
-
-
-def ways_of(engine: Engine) -> tuple[str, ...]:
-    """How all requests are asked, one way after the other.
-
-    "alone" one at a time and never captured, "captured" one at a time through graphs, most of which another request made;
-    "together" in mixed batches; "again" the same batches, from graphs and from pages that the prefix cache has by then.
-    """
-    return tuple(
-        way
-        for way in ("alone", "captured", "together", "again")
-        if way != "captured" or engine.worker.graphs.is_capturing
-    )
-
-
 def ask(engine: Engine, requests: Sequence[RecRequest], way: str) -> list[RecResult | Exception]:
-    """Answer requests in a way of `ways_of`. What one raises is its answer."""
-    graphs = engine.worker.graphs
-    is_capturing = graphs.is_capturing
-    graphs.is_capturing = is_capturing and way != "alone"
+    """Answer requests in a way of an `EnginePlan`. What one raises is its answer."""
+    futures = []
+    for request in requests:
+        futures.append(engine.submit_future(request))
+        if way in ("alone", "captured"):
+            futures[-1].exception()
     answers: list[RecResult | Exception] = []
-    try:
-        futures = []
-        for request in requests:
-            futures.append(engine.submit_future(request))
-            if way in ("alone", "captured"):
-                futures[-1].exception()
-        for future in futures:
-            error = future.exception()
-            if error is not None and not isinstance(error, Exception):
-                raise error
-            answers.append(error or future.result())
-    finally:
-        graphs.is_capturing = is_capturing
+    for future in futures:
+        error = future.exception()
+        if error is not None and not isinstance(error, Exception):
+            raise error
+        answers.append(error or future.result())
     return answers

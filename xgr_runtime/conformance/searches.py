@@ -18,8 +18,7 @@ from xgr_runtime.conformance.engines import (
     ask,
     make_config,
     noting_failures,
-    recorded,
-    ways_of,
+    plans_of,
 )
 from xgr_runtime.conformance.table_model import TableModel
 from xgr_runtime.conformance.vectors import Vector, VectorCatalog, VectorSet
@@ -56,21 +55,27 @@ class SearchCheck:
         self._paths = write_catalogs(vectors.catalogs, folder)
 
     def run(self, device: Device, shape: EngineShape, *, allow_reference: bool) -> EngineEntry:
-        """Every vector in every way on one engine."""
+        """Every vector in every way."""
         entry = EngineEntry(self.what, shape)
-        config = make_config(device.kind, shape, self._paths, allow_reference=allow_reference)
         with noting_failures(entry):
             model = TableModel(self._vectors, device.torch_device, shape.dtype)
-            with Engine(config, device, model, "search vectors") as engine:
-                for way in ways_of(engine):
-                    _check_way(engine, self._vectors, way, entry)
-                entry.note_engine(engine.stats())
+            for plan in plans_of(device):
+                config = make_config(
+                    device.kind, shape, self._paths, plan, allow_reference=allow_reference
+                )
+                runs = Runs()
+                with Engine(config, device, model, self.what, on_batch=runs.note) as engine:
+                    for way in plan.ways:
+                        _check_way(engine, runs, self._vectors, way, entry)
+                    entry.note_engine(engine.stats())
         return entry
 
 
-def _check_way(engine: Engine, vectors: VectorSet, way: str, entry: EngineEntry) -> None:
-    with recorded(engine) as runs:
-        answers = ask(engine, [vector.request() for vector in vectors.vectors], way)
+def _check_way(
+    engine: Engine, runs: Runs, vectors: VectorSet, way: str, entry: EngineEntry
+) -> None:
+    runs.clear()
+    answers = ask(engine, [vector.request() for vector in vectors.vectors], way)
     for vector, answer in zip(vectors.vectors, answers, strict=True):
         entry.num_checked += 1
         try:
