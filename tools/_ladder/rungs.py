@@ -181,7 +181,7 @@ def l1(context: Context) -> Checked:
 
 
 def l2(context: Context) -> Checked:
-    return run_pytest(context, L2_TESTS, "--device", "npu", "--fake-npu", limit_s=600)
+    return run_pytest(context, L2_TESTS, "--device", "npu", "--fake-npu", limit_s=840)
 
 
 def l3(context: Context) -> Checked:
