@@ -1,8 +1,9 @@
 """EXPERIMENTAL: the Triton kernels as Ascend providers. Not run on hardware.
 
-Registered behind the stock providers, so they win only where those refuse. What they save over stock ops: the unshared
-stage reads each beam's own keys and values in its slot where stock attention needs them gathered, the reorder copies
-each moving row once and needs no scratch, writes and merge are one kernel.
+Registered behind the stock providers, so they win only where those refuse (the README of this folder says where that can
+be). They refuse chips that their kernels were not compiled for. What they save over stock ops: the unshared stage reads
+each beam's own keys and values in its slot where stock attention needs them gathered, the reorder copies each moving row
+once and needs no scratch, writes and merge are one kernel.
 
 Vector cores alone work here: 48 programs on a 910B2 (two vector cores beside each of 24 cube cores); on a chip with
 fewer the rest wait their turn. Tiles of 4,096 fp32 elements, 16 KiB: what the kernels hold of them, some twice so that
@@ -12,12 +13,7 @@ copies overlap work, is up to 189 KiB of a core's 192 KiB (Huawei's compiler, he
 from typing import TYPE_CHECKING
 
 from xgr_runtime.hal.ops.attention import merge_attention_states, unshared_attention
-from xgr_runtime.hal.ops.cache import (
-    plan_reorder,
-    reorder_unshared_kv,
-    write_shared_kv,
-    write_unshared_kv,
-)
+from xgr_runtime.hal.ops.cache import reorder_unshared_kv, write_shared_kv, write_unshared_kv
 from xgr_runtime.hal.registry import OpSpec, impl
 
 from ..triton.attention import (
@@ -29,11 +25,18 @@ from ..triton.attention_kernels import merge_attention_states_kernel, unshared_a
 from ..triton.cache import launch_move_slots, launch_write_rows
 from ..triton.cache_kernels import move_slots_kernel, write_rows_kernel
 from ..triton.launch import LaunchRules, next_power_of_two, why_dtype_refused
+from .limits import EXACT_IN_FP32, refuse_size, refuse_soc
+from .reorder_plan import plan_moves
 
 if TYPE_CHECKING:
     import torch
 
+_COMPILED_FOR = "Triton kernels are compiled for Atlas A2 and A3 alone"
 RULES = LaunchRules(num_programs=48, max_tile_elements=4096, options={"enable_fp_fusion": False})
+
+
+def _refuse(kernel: object, spec: OpSpec) -> str | None:
+    return why_dtype_refused(kernel, spec.dtype) or refuse_soc(spec, _COMPILED_FOR)
 
 
 def _accepts_unshared(spec: OpSpec) -> str | None:
@@ -46,21 +49,22 @@ def _accepts_unshared(spec: OpSpec) -> str | None:
             f"the query heads of one KV head times the head dim, each rounded up to a power of two, must be at most "
             f"{RULES.max_tile_elements}, got {tile}"
         )
-    return why_dtype_refused(unshared_attention_kernel, spec.dtype)
+    return _refuse(unshared_attention_kernel, spec)
 
 
 def _accepts_merge(spec: OpSpec) -> str | None:
     if next_power_of_two(spec.dims.get("D", 1)) > RULES.max_tile_elements:
         return f"D must be at most {RULES.max_tile_elements}, got {spec.dims['D']}"
-    return why_dtype_refused(merge_attention_states_kernel, spec.dtype)
+    return _refuse(merge_attention_states_kernel, spec)
 
 
 def _accepts_write(spec: OpSpec) -> str | None:
-    return why_dtype_refused(write_rows_kernel, spec.dtype)
+    return _refuse(write_rows_kernel, spec)
 
 
 def _accepts_move(spec: OpSpec) -> str | None:
-    return why_dtype_refused(move_slots_kernel, spec.dtype)
+    reason = _refuse(move_slots_kernel, spec)
+    return reason or refuse_size(spec, "N", EXACT_IN_FP32, "slots are sorted in fp32")
 
 
 @impl(unshared_attention, provider="triton", device="npu", accepts=_accepts_unshared)
@@ -123,8 +127,8 @@ def reorder_in_slots(
     slot_out_N: "torch.Tensor",
     tile: "torch.Tensor",
 ) -> None:
-    """The reference's plan, then one kernel that copies the rows that move; `tile` is not needed."""
-    src_N, dst_N = plan_reorder(
+    """The stock provider's plan, then one kernel that copies the rows that move; `tile` is not needed."""
+    src_N, dst_N = plan_moves(
         parents_N, slot_in_N, search_of_row_N, slot_start_S1, kv_rows.shape[1]
     )
     launch_move_slots(kv_rows, src_N, dst_N, num_tokens, RULES)

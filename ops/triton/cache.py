@@ -67,8 +67,8 @@ def launch_move_slots(
 
     Args:
         kv_rows: [X, slots, R - 1, G, D]; MUTATED.
-        src_N: int64 [N].
-        dst_N: int64 [N]; equal to src_N where nothing moves, else distinct and nobody's source.
+        src_N: int32 or int64 [N].
+        dst_N: like src_N; equal to src_N where nothing moves, else distinct and nobody's source.
         num_tokens: in [1, R - 1].
         rules: of the device.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tools._ladder import l3_sources
+from tools._ladder import l3_sources, l3_triton
 from tools._ladder.l3_border import BorderCall, BorderLog, offences
 from tools._ladder.l3_planted import PLANTED, PLANTED_PLANS, PLANTED_SETTING
 from tools._ladder.l3_recorder import BorderRecorder, FakeRecorder, Recorded
@@ -91,6 +91,7 @@ def run_checks(folder: Path, root: Path, *, allow_reference: bool) -> dict[str, 
     found.count("uses of torch.npu", len(api))
     found.failures += segment_failures(found.segments)
     _compare_schemas(found)
+    _run_triton(folder, found, log)
     _find_planted(folder, found, graphs, log)
     found.count("npu ops", len(found.npu_calls))
     found.count("argument shapes of npu ops", sum(found.npu_calls.values()))
@@ -132,6 +133,23 @@ def _one_setting(run: Run, found: Findings, log: BorderLog) -> None:
     found.count("ops on fake tensors", fake.recorded.num_calls)
     found.count("ops down to the border", border.recorded.num_calls)
     found.count("copies between segments that the host waited for", border.num_waits)
+
+
+def _run_triton(folder: Path, found: Findings, log: BorderLog) -> None:
+    """What the Triton providers do beside their kernels. The stock ones are bound, so these take their places."""
+    watched = l3_sources.Watched(torch.npu)  # type: ignore[attr-defined]
+    functions, got = l3_triton.triton_functions(), Findings()
+    run = Run(folder, PLANTED_SETTING, watched, PLANS[1:2], functions)
+    with l3_triton.without_kernels() as launched:
+        _one_setting(run, got, log)
+    failures = [*got.failures, *kernel_failures(got.aten_ops), *offences(got.border)]
+    failures += l3_triton.chip_failures()
+    if set(launched) != l3_triton.KERNELS:
+        failures.append(
+            f"expected launches of {sorted(l3_triton.KERNELS)}, got {sorted(set(launched))}"
+        )
+    found.failures += [f"Triton providers: {text}" for text in failures]
+    found.count("launches of Triton providers without the kernel", len(launched))
 
 
 def _find_planted(folder: Path, found: Findings, graphs: GraphsOfFakes, log: BorderLog) -> None:

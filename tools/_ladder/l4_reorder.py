@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from xgr_runtime.hal.ops.cache import plan_reorder
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 NUM_RANDOM = 60
 W = 12
+# Of a child row: its slot as fp32, which a plan may sort by, and its place in that order. One row's tokens are more.
+_PLAN_BYTES = 8
 NAMED = {
     "all equal": [4] * W,
     "reversed": list(range(W))[::-1],
@@ -74,20 +77,25 @@ class Case:
 
 
 class FloatBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of new floating tensors: a reorder needs none."""
+    """Counts the bytes of new floating tensors: a reorder needs none but those of its plan."""
 
     def __init__(self, known: list[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.new_bytes = 0
-        self._known = {tensor.untyped_storage().data_ptr() for tensor in known}
+        # Kept until the end, so that no address comes twice.
+        self._known = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in known}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         output = func(*args, **(kwargs or {}))
-        is_float = isinstance(output, torch.Tensor) and output.is_floating_point()
-        if is_float and output.untyped_storage().data_ptr() not in self._known:
-            self.new_bytes += output.nbytes
+        for tensor in tree_leaves(output):
+            if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
+                continue
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in self._known:
+                self._known[storage.data_ptr()] = storage
+                self.new_bytes += storage.nbytes()
         return output
 
 
@@ -121,7 +129,8 @@ def check_reorder(reorder: Callable[..., None], dtype: torch.dtype, report: Repo
             reorder(**args)
         where = f"reorder_unshared_kv, {case.label}, {dtype}"
         report.count("reorders")
-        report.require(counted.new_bytes == 0, f"{where}: {counted.new_bytes} new bytes")
+        allowed = _PLAN_BYTES * args["parents_N"].shape[0]
+        report.require(counted.new_bytes <= allowed, f"{where}: {counted.new_bytes} new bytes")
         _check_content(args, cache, before, where, report)
 
 
