@@ -404,3 +404,19 @@ def test_a_shape_that_turns_out_to_depend_on_data() -> None:
     count.fill_(4)
     with pytest.raises(RuleBroken, match="xgr_test_as_many: another shape at replay"):
         graph.replay()
+
+
+def test_a_capture_ends_where_it_began(side: fake_npu.Stream) -> None:
+    graph = fake_npu.NPUGraph()
+    with pytest.raises(RuleBroken, match="the end of a capture that is not under way"):
+        graph.capture_end()
+    graph.capture_begin()
+    with (
+        fake_npu.stream(fake_npu.Stream()),
+        pytest.raises(RuleBroken, match="on another stream than its own"),
+    ):
+        graph.capture_end()
+    error = in_thread(lambda: on_stream(side, graph.capture_end))
+    assert "the end of a capture by another thread" in str(error)
+    graph.capture_end()
+    graph.replay()
