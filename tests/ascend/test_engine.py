@@ -28,13 +28,13 @@ from tests.helpers.engines import (
     request_of,
     write_catalog,
 )
-from tests.helpers.same_answer import Answer, assert_same_answer
 from tests.helpers.tiny_models import TinyShape, write_tiny_model
 from tests.service.servers import running_in_thread
 from tools.demo.movielens import load_sequences, without_last
 from tools.demo.run import measure
 from xgr_runtime import Engine, RecRequest, Rules, RuntimeConfig, Search
 from xgr_runtime.config import CacheConfig, LimitsConfig, SchedulerConfig
+from xgr_runtime.conformance.same_answer import Answer, assert_same_answer
 from xgr_runtime.errors import DeviceError, OpUnavailable
 from xgr_runtime.hal.ascend import npu
 from xgr_runtime.hal.cpu import CpuDevice

@@ -9,12 +9,14 @@ import torch
 
 from tests.ascend.providers import copied, fill, providers, tensors_of
 from tests.helpers.strict_device import RuleBroken, StrictDevice
-from tests.ops.inputs import GENERATORS, OpCase
 from xgr_runtime.conformance.comparison import call, compare, expected_results, native_dtypes
+from xgr_runtime.conformance.op_cases import GENERATORS
 from xgr_runtime.hal.registry import OpSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from xgr_runtime.conformance.op_case import OpCase
 
 F32 = torch.float32
 DTYPES = (F32, torch.float16, torch.bfloat16)

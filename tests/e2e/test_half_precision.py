@@ -26,7 +26,6 @@ from tests.helpers.engines import (
 )
 from tests.helpers.oracle import Catalog, Item
 from tests.helpers.packed_reference import tree_reference
-from tests.helpers.same_answer import Answer, SameAnswerTotals, assert_same_answer
 from tests.helpers.tiny_models import (
     Family,
     TinyShape,
@@ -39,6 +38,7 @@ from tools.demo.movielens import load_sequences
 from tools.demo.semantic_ids import NUM_CODES, NUM_LEVELS, read_items
 from tools.demo.template import FIRST_CODE_TOKEN, START_TOKEN
 from xgr_runtime.config import LimitsConfig, SchedulerConfig, TemplateConfig
+from xgr_runtime.conformance.same_answer import Answer, SameAnswerTotals, assert_same_answer
 from xgr_runtime.hal.tolerances import TOLERANCES
 from xgr_runtime.types import NORMALIZATIONS, Search
 
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tests.helpers.same_answer import Reference
     from xgr_runtime import RuntimeConfig
+    from xgr_runtime.conformance.same_answer import Reference
 
 HALVES = (torch.bfloat16, torch.float16)
 POSSIBLE_LIMIT = 4

@@ -28,13 +28,13 @@ from tests.helpers.engines import (
 )
 from tests.helpers.oracle import Catalog, Item
 from tests.helpers.packed_reference import tree_logits, tree_reference
-from tests.helpers.same_answer import Answer, SameAnswerTotals, assert_same_answer
 from tests.helpers.tiny_models import hf_constrained_generate, hf_logits, load_hf
 from tools.demo.checkpoint import ITEMS_PATH, MODEL_FOLDER, HyperParameters
 from tools.demo.movielens import load_sequences
 from tools.demo.semantic_ids import NUM_CODES, NUM_LEVELS, read_items
 from tools.demo.template import FIRST_CODE_TOKEN, START_TOKEN
 from xgr_runtime.config import LimitsConfig, SchedulerConfig
+from xgr_runtime.conformance.same_answer import Answer, SameAnswerTotals, assert_same_answer
 from xgr_runtime.hal.tolerances import TOLERANCES
 from xgr_runtime.types import Search
 

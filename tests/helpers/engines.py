@@ -15,12 +15,6 @@ from tests.helpers import devices
 from tests.helpers.oracle import Rules as OracleRules
 from tests.helpers.oracle import expand_items
 from tests.helpers.product import place_of
-from tests.helpers.same_answer import (
-    Answer,
-    BeamTrace,
-    SameAnswerStats,
-    assert_same_answer,
-)
 from tests.helpers.tiny_models import hf_reference, load_hf
 from xgr_runtime.config import (
     CacheConfig,
@@ -33,6 +27,12 @@ from xgr_runtime.config import (
     TemplateConfig,
 )
 from xgr_runtime.config_check import check_config
+from xgr_runtime.conformance.same_answer import (
+    Answer,
+    BeamTrace,
+    SameAnswerStats,
+    assert_same_answer,
+)
 from xgr_runtime.types import RecRequest, RecResult, Rules, Search, SearchResult
 from xgr_runtime.xbeam.catalog_build import build_catalog
 from xgr_runtime.xschedule.engine import Engine
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from tests.helpers.oracle import Catalog, Item, Sid
-    from tests.helpers.same_answer import Reference
+    from xgr_runtime.conformance.same_answer import Reference
     from xgr_runtime.hal.device import Device
     from xgr_runtime.xschedule.batch import Batch, BatchOutput, GroupOutput, SearchGroup
 

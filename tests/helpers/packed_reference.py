@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from tests.helpers.same_answer import Reference
+from xgr_runtime.conformance.same_answer import Reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

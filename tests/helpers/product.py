@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tests.helpers.catalogs import write_jsonl
-from tests.helpers.same_answer import Answer, BeamTrace
 from tests.helpers.table_model import LogitTable, TableRecModel
 from xgr_runtime.config import RuntimeConfig, load_config
+from xgr_runtime.conformance.same_answer import Answer, BeamTrace
 from xgr_runtime.hal.cpu import CpuDevice
 from xgr_runtime.types import RecRequest, Search
 from xgr_runtime.xbeam.catalog_build import build_catalog_from_jsonl

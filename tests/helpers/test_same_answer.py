@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.catalogs import contiguous_tokens, random_catalog
 from tests.helpers.oracle import Catalog, Item, TableModel, beam_search
-from tests.helpers.same_answer import (
+from xgr_runtime.conformance.same_answer import (
     Answer,
     BeamTrace,
     Reference,

@@ -8,7 +8,6 @@ import pytest
 
 from tests.helpers.catalogs import random_catalog, scattered_tokens
 from tests.helpers.oracle import beam_search
-from tests.helpers.same_answer import Answer, BeamTrace, SameAnswerTotals, assert_same_answer
 from tests.helpers.tiny_models import (
     CONFIGS,
     TinyShape,
@@ -17,6 +16,12 @@ from tests.helpers.tiny_models import (
     hf_reference,
     load_hf,
     write_tiny_model,
+)
+from xgr_runtime.conformance.same_answer import (
+    Answer,
+    BeamTrace,
+    SameAnswerTotals,
+    assert_same_answer,
 )
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from tests.helpers.same_answer import Reference
+from xgr_runtime.conformance.same_answer import Reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from tests.helpers.ladder import note_executed
-from tests.ops.inputs import GENERATORS, OpCase
 from xgr_runtime.conformance.comparison import call, compare
+from xgr_runtime.conformance.op_case import OpCase
+from xgr_runtime.conformance.op_cases import GENERATORS
 from xgr_runtime.conformance.parity import DTYPES, check_provider, implementations, refusal
 from xgr_runtime.errors import OpUnavailable
 from xgr_runtime.hal.providers import load_providers

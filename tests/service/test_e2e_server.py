@@ -17,12 +17,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.helpers.catalogs import TAGS
-from tests.helpers.same_answer import SameAnswerTotals
 from tests.service.process import ROOT, serving
 from tests.service.servers import running, running_in_thread
 from tests.service.world import World, make_world
 from xgr_runtime import Engine, RuntimeConfig
 from xgr_runtime.cli import main
+from xgr_runtime.conformance.same_answer import SameAnswerTotals
 from xgr_runtime.errors import (
     DeadlineExceeded,
     DeviceError,

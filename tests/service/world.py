@@ -10,8 +10,13 @@ import yaml
 
 from tests.helpers.catalogs import contiguous_tokens, random_catalog, write_jsonl
 from tests.helpers.oracle import Catalog, Item, Rules, expand_items
-from tests.helpers.same_answer import Answer, Reference, SameAnswerStats, assert_same_answer
 from tests.helpers.tiny_models import TinyShape, hf_reference, load_hf, write_tiny_model
+from xgr_runtime.conformance.same_answer import (
+    Answer,
+    Reference,
+    SameAnswerStats,
+    assert_same_answer,
+)
 from xgr_runtime.xbeam.catalog_build import build_catalog_from_jsonl
 
 if TYPE_CHECKING:

@@ -40,9 +40,9 @@ from tests.helpers.product import (
     rows_of,
     table_engine,
 )
-from tests.helpers.same_answer import Reference, SameAnswerTotals, assert_same_answer
 from tests.helpers.table_model import LogitTable, oracle_lse
 from xgr_runtime import types
+from xgr_runtime.conformance.same_answer import Reference, SameAnswerTotals, assert_same_answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
