@@ -75,7 +75,13 @@ def environment(folder: Path | None, **names: str) -> dict[str, str]:
         for name, value in os.environ.items()
         if name != AUTOLOAD and not name.startswith("ASCEND_")
     }
-    path = os.pathsep.join([*([str(folder)] if folder is not None else []), str(ROOT)])
+    before = os.environ.get("PYTHONPATH", "")
+    folders = [
+        *([str(folder)] if folder is not None else []),
+        str(ROOT),
+        *([before] if before else []),
+    ]
+    path = os.pathsep.join(folders)
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **names}
 
 

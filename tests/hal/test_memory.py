@@ -85,7 +85,7 @@ def test_an_npu_that_fails_is_not_full(code: int, kind: type[Exception]) -> None
         f"f:a.cpp:1 NPU function error: call aclnnInplaceZero failed, error code is {code}\n"
         "[ERROR] 2026-01-01-00:00:00 (PID:1, Device:0, RankID:-1) ERR00100 PTA call acl api failed."
     )
-    with pytest.raises(kind) as caught, room_for("beams", "rows", "here"):
+    with pytest.raises(kind) as caught, room_for("beams", "rows", "here", kind="npu"):
         raise error
     assert type(caught.value) is kind
     assert ("no room for beams" in str(caught.value)) == (kind is DeviceError)

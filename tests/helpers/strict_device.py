@@ -355,6 +355,3 @@ class StrictDevice:
 
     def synchronize(self) -> None:
         _refuse_inside("synchronises the device")
-
-    def explain(self, error: BaseException) -> None:
-        return None

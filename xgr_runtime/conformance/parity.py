@@ -24,6 +24,7 @@ from xgr_runtime.conformance.difference import Difference, require
 from xgr_runtime.conformance.op_case import Generator, OpCase
 from xgr_runtime.conformance.op_cases import GENERATORS
 from xgr_runtime.hal.device import Device
+from xgr_runtime.hal.explain import explain_error
 from xgr_runtime.hal.registry import REFERENCE, Impl, Op, OpSpec, explain
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -122,7 +123,7 @@ def check_provider(
         except Difference as difference:
             entry.note_failure(case.label, str(difference))
         except Exception as error:  # noqa: BLE001 - whatever a provider raises is its failure
-            named = device.explain(error) or error
+            named = explain_error(device.kind, error) or error
             entry.note_failure(case.label, f"{type(named).__name__}: {named}")
             if why_unusable(device):
                 break

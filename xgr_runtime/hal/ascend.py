@@ -23,8 +23,9 @@ from typing import Any
 
 import torch
 
-from xgr_runtime.errors import DeviceError, XgrError
+from xgr_runtime.errors import DeviceError
 from xgr_runtime.hal.ascend_errors import explain_npu_error, first_line
+from xgr_runtime.hal.collection import no_collection
 from xgr_runtime.hal.device import Graph, MemoryInfo, Timer
 
 _POLL_S = 1e-4
@@ -176,7 +177,7 @@ class AscendDevice:
         """Runs `fn` once before: kernels are built and workspaces sized then, which a capture may not do."""
         self._open.has_run = True
         graph = npu().NPUGraph()
-        with self._lock, npu().device(self.torch_device):
+        with self._lock, npu().device(self.torch_device), no_collection():
             self._default_stream.synchronize()
             self.is_capturing = True
             try:
@@ -218,6 +219,3 @@ class AscendDevice:
 
     def synchronize(self) -> None:
         self._stream.synchronize()
-
-    def explain(self, error: BaseException) -> XgrError | None:
-        return explain_npu_error(error)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-from xgr_runtime.errors import XgrError
 from xgr_runtime.hal.device import Graph, MemoryInfo, Timer
 
 
@@ -85,9 +84,6 @@ class CpuDevice:
         return MemoryInfo(_resident_bytes() or peak_bytes, peak_bytes, total_bytes=0)
 
     def synchronize(self) -> None:
-        return None
-
-    def explain(self, error: BaseException) -> XgrError | None:
         return None
 
 

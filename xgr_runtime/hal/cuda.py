@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from xgr_runtime.errors import DeviceError, XgrError
+from xgr_runtime.hal.collection import no_collection
 from xgr_runtime.hal.device import Graph, MemoryInfo, Timer
 
 
@@ -135,6 +135,7 @@ class CudaDevice:
         self._stream.synchronize()
         with (
             self._lock,
+            no_collection(),
             torch.cuda.graph(
                 graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
             ),
@@ -160,11 +161,3 @@ class CudaDevice:
 
     def synchronize(self) -> None:
         self._stream.synchronize()
-
-    def explain(self, error: BaseException) -> XgrError | None:
-        if isinstance(error, torch.cuda.OutOfMemoryError):
-            return DeviceError(
-                f"{self.name} is out of memory: {str(error).partition(chr(10))[0]}; lower scheduler.max_batch_rows, "
-                "scheduler.max_batch_tokens, cache.num_pages or cache.prefix_cache_bytes"
-            )
-        return None

@@ -11,8 +11,6 @@ from typing import Protocol
 
 import torch
 
-from xgr_runtime.errors import XgrError
-
 
 @dataclass(frozen=True)
 class MemoryInfo:
@@ -88,10 +86,6 @@ class Device(Protocol):
     def is_counting_shared_pages(self) -> bool:
         """True where a kernel wants as many pages to exist as the histories of a batch name, shared ones each time, and one for
         each padding history."""
-        ...
-
-    def explain(self, error: BaseException) -> XgrError | None:
-        """The error that a user can act on behind what torch raised here; None where it says nothing special."""
         ...
 
     def pinned_empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import torch
 
 from xgr_runtime.errors import DeviceError, DeviceLost, OpUnavailable, XgrError
-from xgr_runtime.hal.ascend_errors import explain_npu_error
 from xgr_runtime.hal.device import Device
+from xgr_runtime.hal.explain import explain_error
 
 
 def allocate(
@@ -38,15 +38,17 @@ def allocate_pinned(
 ) -> torch.Tensor:
     """Zeroed host memory that copies to and from the device without staging; otherwise as `allocate`."""
     num_bytes = math.prod(shape) * dtype.itemsize
-    with room_for(what, lower, "the host", num_bytes):
+    with room_for(what, lower, "the host", num_bytes, kind=device.kind):
         return device.pinned_empty(shape, dtype).zero_()
 
 
 @contextmanager
-def room_for(what: str, lower: str, place: object, num_bytes: int | None = None) -> Iterator[None]:
+def room_for(
+    what: str, lower: str, place: object, num_bytes: int | None = None, *, kind: str = ""
+) -> Iterator[None]:
     """Around nothing but an allocation: torch's errors become DeviceError. Errors of the runtime pass.
 
-    num_bytes: None where it is not known before.
+    num_bytes: None where it is not known before. kind: of the device behind the memory, where the place is no device.
     """
     try:
         yield
@@ -55,9 +57,8 @@ def room_for(what: str, lower: str, place: object, num_bytes: int | None = None)
     except (MemoryError, RuntimeError) as error:
         if _is_failed_kernel(error):
             raise
-        named = explain_npu_error(
-            error
-        )  # an NPU has no class of its own for what is no lack of memory
+        # An NPU has no class of its own for what is no lack of memory.
+        named = explain_error(place.type if isinstance(place, torch.device) else kind, error)
         if isinstance(named, DeviceLost | OpUnavailable):
             raise named from error
         size = "" if num_bytes is None else f"{num_bytes} bytes of "

@@ -11,6 +11,7 @@ import numpy as np
 
 from xgr_runtime.errors import DeviceLost
 from xgr_runtime.hal.device import Device
+from xgr_runtime.hal.explain import explain_error
 from xgr_runtime.xbeam.rules import RuleCache
 from xgr_runtime.xbeam.state import BeamOutcome
 from xgr_runtime.xschedule.batch import Batch, BatchOutput, GroupOutput, SearchGroup
@@ -50,7 +51,7 @@ class Worker:
                 self._device.synchronize()
             except RuntimeError as lost:  # what torch raises for every failed device
                 raise DeviceLost(f"{self._device.name} failed for good: {lost}") from error
-            explained = self._device.explain(error)
+            explained = explain_error(self._device.kind, error)
             if explained is None:
                 raise
             raise explained from error
