@@ -187,6 +187,30 @@ def test_an_op_is_declared_once(monkeypatch: pytest.MonkeyPatch) -> None:
         registry.op(scale_reference)
 
 
+def test_the_listed_order_of_modules_decides_not_that_of_imports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    op = Op(scale_reference)
+    for name in ("unlisted", "second", "first"):
+
+        def scaled(x: int, factor: int = 2) -> int:
+            return x * factor
+
+        scaled.__module__ = f"xgr_ops.test.{name}"
+        impl(op, provider=name, device="cpu")(scaled)
+    listed = {
+        "cuda": ("xgr_ops.test.unlisted_here",),
+        "cpu": ("xgr_ops.test.first", "xgr_ops.test.second"),
+    }
+    monkeypatch.setattr(registry, "PROVIDER_MODULES", listed)
+    monkeypatch.setattr(registry, "load_providers", lambda kind: ())
+    assert resolve(op, OpSpec("cpu", torch.float32), allow_reference=True).provider == "first"
+    op.impls.pop()
+    assert resolve(op, OpSpec("cpu", torch.float32), allow_reference=True).provider == "second"
+    op.impls.pop()
+    assert resolve(op, OpSpec("cpu", torch.float32), allow_reference=True).provider == "unlisted"
+
+
 def test_the_contract_names() -> None:
     assert set(all_ops()) == {
         "add_rms_norm",

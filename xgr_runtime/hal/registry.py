@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
 
 from xgr_runtime.errors import OpUnavailable
-from xgr_runtime.hal.providers import load_providers
+from xgr_runtime.hal.providers import PROVIDER_MODULES, load_providers
 
 if TYPE_CHECKING:
     import torch
@@ -157,12 +157,22 @@ def load_reference_ops() -> None:
         import_module(f"{package.__name__}.{module.name}")
 
 
+def _in_order(impls: "list[Impl[P, R]]") -> "list[Impl[P, R]]":
+    """By the order of their modules in `PROVIDER_MODULES`, whichever happened to be imported first; others behind them."""
+    places = {
+        module: place
+        for modules in PROVIDER_MODULES.values()
+        for place, module in enumerate(modules)
+    }
+    return sorted(impls, key=lambda found: places.get(found.fn.__module__, len(places)))
+
+
 def explain(
     target: Op[P, R], spec: OpSpec, *, allow_reference: bool
 ) -> tuple[Binding[P, R] | None, tuple[Refusal, ...]]:
     """The binding `resolve` would make (or None), and the refusals on the way, unloadable modules included."""
     refusals = [Refusal(f.module, f.reason, True) for f in load_providers(spec.device_kind)]
-    for candidate in target.impls:
+    for candidate in _in_order(target.impls):
         if candidate.device_kind != spec.device_kind:
             refusals.append(
                 Refusal(
@@ -188,7 +198,7 @@ def explain(
 
 
 def resolve(target: Op[P, R], spec: OpSpec, *, allow_reference: bool) -> Binding[P, R]:
-    """Bind `target` for `spec`: the first provider that accepts, in registration order, then the reference.
+    """Bind `target` for `spec`: the first provider that accepts, in the order of their modules, then the reference.
 
     Raises OpUnavailable with every provider's reason.
     """
