@@ -267,6 +267,43 @@ def test_a_card_that_cannot_be_opened(asker: Asker, tmp_path: Path, error: str, 
     assert words in asker.reason(folder, is_imported=True)
 
 
+SET_OPTION = (
+    "SetPrecisionMode:a.cpp:156 NPU function error: at_npu::native::AclSetCompileopt(a), error code is 500001\\n"
+    "[ERROR] 2026-01-01-00:00:00 (PID:1, Device:0, RankID:-1) ERR00100 PTA call acl api failed\\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (SET_OPTION, ["error code 500001"]),
+        (
+            SET_OPTION + "Traceback\\nModuleNotFoundError: No module named \\'decorator\\'",
+            ["error code 500001", "(No module named 'decorator')"],
+        ),
+        ("No module named \\'attr\\'", ["cannot be opened: No module named 'attr';"]),
+    ],
+)
+def test_a_card_that_lacks_canns_own_python_packages(
+    asker: Asker, tmp_path: Path, text: str, words: list[str]
+) -> None:
+    opening = f"raise RuntimeError('{text}')"
+    reason = asker.reason(
+        install(tmp_path, REGISTER.format(num=1, opening=opening)), is_imported=True
+    )
+    for word in (*words, "pip install attrs", "scipy", "'numpy<2'", "g++"):
+        assert word in reason
+    assert reason.count("No module named") == ("No module" in text)
+    assert "npu-smi" not in reason
+
+
+def test_another_code_that_holds_its_digits_is_another(asker: Asker, tmp_path: Path) -> None:
+    text = SET_OPTION.replace("500001", "5000012")
+    opening = f"raise RuntimeError('{text}')"
+    folder = install(tmp_path, REGISTER.format(num=1, opening=opening))
+    assert "pip install" not in asker.reason(folder, is_imported=True)
+
+
 def test_a_torch_npu_that_is_there_already_is_used(asker: Asker, tmp_path: Path) -> None:
     """Another backend registered under this name: torch_npu is not imported beside it."""
     folder = install(tmp_path, "raise SystemExit('imported')")

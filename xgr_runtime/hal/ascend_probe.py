@@ -35,6 +35,13 @@ _MISSING_LIBRARY = re.compile(r"(lib[\w.+-]+?\.so[\d.]*): cannot open shared obj
 _UNDEFINED_SYMBOL = re.compile(r"undefined symbol: (\w+)")
 _CANN_SYMBOL = re.compile(r"acl[A-Za-z]|Hccl|hccl|rt[A-Z]|Msprof|ge[A-Z]|_ZNK?2ge")
 _MISSING_FUNCTION = re.compile(r"Failed to find function\s+(\w+)")
+# AclSetCompileopt, the first call that starts CANN's own Python code. Published for torch-npu; not run on hardware.
+_COMPILER_CODE = re.compile(r"\berror code is:? ?500001\b")
+_MISSING_MODULE = re.compile(r"No module named '?[\w.]+'?")
+# What CANN's installation guides list (published, not tried), but for protobuf: they name 3.20.x and this runtime needs its own.
+CANN_PACKAGES = (
+    "attrs cython numpy decorator sympy cffi pyyaml pathlib2 psutil scipy requests absl-py"
+)
 
 
 def why_no_npu() -> str | None:
@@ -161,9 +168,22 @@ def _opening_failed(error: Exception) -> str:
         return f"CANN lacks {missing[1]}: install the CANN that torch-npu {_npu_version()} was released with"
     if "nsupported soc version" in text:
         return f"{first_line(text)}: torch-npu {_npu_version()} does not know this SoC; install one that does"
+    module = _MISSING_MODULE.search(text)
+    if module or _COMPILER_CODE.search(text):
+        return _canns_python_failed(text, module[0] if module else "")
     return (
         f"an NPU is there and cannot be opened: {what_failed(text)}; see `npu-smi info`, and whether driver, firmware and CANN "
         "are of one release"
+    )
+
+
+def _canns_python_failed(text: str, missing: str) -> str:
+    """CANN compiles its ops with Python code of its own, in this environment, whose packages no wheel requires."""
+    what = what_failed(text)
+    found = f" ({missing})" if missing and missing not in what else ""
+    return (
+        f"an NPU is there and cannot be opened: {what}{found}; CANN's own Python code needs g++ and pip install {CANN_PACKAGES} "
+        "in this environment ('numpy<2' where CANN's release notes ask for it), and the op library of CANN's version"
     )
 
 
