@@ -19,7 +19,7 @@ from xgr_runtime import doctor
 from xgr_runtime.cli import main
 from xgr_runtime.doctor import NOT_FOUND, NOT_INSTALLED, PACKAGES
 from xgr_runtime.errors import DeviceError
-from xgr_runtime.hal import ascend_probe
+from xgr_runtime.hal import ascend_probe, providers
 from xgr_runtime.hal.discovery import DEVICE_KINDS, DeviceKind, open_device
 from xgr_runtime.hal.registry import REFERENCE, Impl, OpSpec, all_ops
 
@@ -157,6 +157,31 @@ def test_a_provider_that_refuses_is_named_with_its_reason(
     ]
 
 
+def test_a_module_that_cannot_be_loaded_is_told_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every op of the JSON object holds it; the table says it once, after the last op."""
+    modules = (*providers.PROVIDER_MODULES["cpu"], "no_such_package.kernels")
+    monkeypatch.setitem(providers.PROVIDER_MODULES, "cpu", modules)
+    op = all_ops()["silu_mul"]
+    monkeypatch.setattr(op, "impls", [Impl("picky", "cpu", op.reference, lambda spec: "is shut")])
+    providers.load_providers.cache_clear()
+    expected = "no_such_package.kernels: could not be imported: No module named 'no_such_package'"
+    try:
+        report = doctor_json(capsys, "--device", "cpu")
+        assert main(["doctor", "--device", "cpu"]) == 0
+    finally:
+        providers.load_providers.cache_clear()
+    assert {row["refusals"][0] for row in report["ops"]} == {expected}
+    others = [reason for row in report["ops"] for reason in row["refusals"][1:]]
+    assert others == ["picky: is shut"]
+    table = capsys.readouterr().out.splitlines()
+    assert [line for line in table if "no_such_package" in line] == table[-1:]
+    assert table[-1] == f"  cpu    {expected}"
+    said = [line.strip() for line in table if line.startswith("      refused: ")]
+    assert said == [f"refused: {reason}" for reason in others]
+
+
 def test_an_accelerator_without_providers(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,7 +213,7 @@ def test_a_device_that_is_named_must_be_there(
     monkeypatch.setattr(doctor, "DEVICE_KINDS", {**DEVICE_KINDS, "npu": absent})
     assert main(["doctor", "--device", "npu"]) == 2
     out, err = capsys.readouterr()
-    assert "  npu    not usable: the card is at the cleaner's\n" in out
+    assert out.endswith("\ndevices\n  npu    not usable: the card is at the cleaner's\n")
     assert (
         err == "xgr: DeviceError: device 'npu' is not usable here: the card is at the cleaner's\n"
     )

@@ -70,8 +70,26 @@ def _print(report: "Report") -> None:
             else f"not usable: {device.reason}"
         )
         print(f"  {device.kind:<6} {what}")
-    print("ops")
+    unloaded = _unloaded(report)
+    if report.ops:
+        print("ops")
     for op in report.ops:
         print(f"  {op.op:<24} {op.device:<5} {op.dtype:<9} {op.provider or 'NONE'}")
         for reason in op.refusals:
-            print(f"      refused: {reason}")
+            if (op.device, reason) not in unloaded:
+                print(f"      refused: {reason}")
+    if unloaded:
+        print("provider modules that are absent from all of these ops")
+    for kind, reason in unloaded:
+        print(f"  {kind:<6} {reason}")
+
+
+def _unloaded(report: "Report") -> list[tuple[str, str]]:
+    """(device kind, "module: reason") of provider modules that could not be imported, as the ops' refusals hold them."""
+    from xgr_runtime.hal.providers import load_providers  # noqa: PLC0415 - as in _doctor
+
+    return [
+        (kind, f"{failure.module}: {failure.reason}")
+        for kind in dict.fromkeys(op.device for op in report.ops)
+        for failure in load_providers(kind)
+    ]
