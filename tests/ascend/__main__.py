@@ -1,4 +1,7 @@
-"""`python -m tests.ascend COMMAND ...`: the command `xgr` with the fake NPU and the vendor's ops as the tests read them."""
+"""`python -m tests.ascend COMMAND ...`: the command `xgr` with the fake NPU and the vendor's ops as the tests read them.
+
+`demo` is the exception: its service is a process of its own, `xgr serve`, which knows nothing of the fake.
+"""
 
 from __future__ import annotations
 
