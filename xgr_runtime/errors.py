@@ -1,6 +1,7 @@
 """Errors a user of the runtime can meet. Everything else that is raised is a defect of the runtime."""
 
 import reprlib
+import traceback
 from collections.abc import Sequence
 
 
@@ -54,6 +55,22 @@ class InvalidRequest(XgrError, ValueError):
     def __init__(self, violations: Sequence[tuple[str, str]]) -> None:
         self.violations = tuple(violations)
         super().__init__("; ".join(f"{field}: {text}" for field, text in self.violations))
+
+
+def release_frames(error: BaseException) -> None:
+    """Empty the frames that an error and its causes went through; their lines stay in its traceback.
+
+    For errors that are kept: what a batch had on the device when it failed would stay there until the collector of cycles comes by.
+    """
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        traceback.clear_frames(one.__traceback__)
+        waiting += [one.__cause__, one.__context__]
 
 
 class _Shown(reprlib.Repr):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import typing
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,8 +12,8 @@ import torch
 
 from xgr_runtime.config import RuntimeConfig
 from xgr_runtime.errors import DeviceError
-from xgr_runtime.hal import discovery
-from xgr_runtime.hal.discovery import DEVICE_CHOICES, open_device
+from xgr_runtime.hal import ascend, discovery
+from xgr_runtime.hal.discovery import DEVICE_CHOICES, DEVICE_KINDS, open_device
 
 if TYPE_CHECKING:
     from xgr_runtime.hal.device import Device
@@ -59,6 +61,35 @@ def test_auto_moves_on_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [kind for kind, _ in opened.passed_over] == ["npu", "cuda"]
     assert opened.passed_over[1][1] == "no driver"
     assert all(reason for _, reason in opened.passed_over)
+
+
+def test_what_is_there_and_does_not_open_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> Device:
+        raise DeviceError("the NPU cannot be opened: AssertionError: no streams left")
+
+    kind = dataclasses.replace(DEVICE_KINDS["npu"], why_absent=lambda: None, open=broken)
+    monkeypatch.setitem(DEVICE_KINDS, "npu", kind)
+    monkeypatch.setattr(discovery, "why_no_cuda", lambda: absent("no driver"))
+    opened = open_device("auto")
+    assert opened.device.kind == "cpu"
+    assert "no streams left" in opened.passed_over[0][1]
+    with pytest.raises(DeviceError, match=r"'npu' was asked for .* no streams left; use --device"):
+        open_device("npu")
+
+
+@pytest.mark.parametrize(
+    "error", [AssertionError("odd"), AttributeError("no Stream"), SystemExit(0)]
+)
+def test_whatever_a_broken_torch_npu_raises_means_no_device(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail() -> int:
+        raise error
+
+    broken = SimpleNamespace(current_device=fail)
+    monkeypatch.setattr(ascend, "npu", lambda: broken)
+    with pytest.raises(DeviceError, match=f"cannot be opened: {type(error).__name__}"):
+        ascend.AscendDevice()
 
 
 def test_a_named_device_passes_nothing_over() -> None:

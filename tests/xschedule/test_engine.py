@@ -8,11 +8,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import traceback
+import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from tests.helpers.catalogs import TAGS
 from tests.helpers.engines import (
@@ -33,6 +36,7 @@ from xgr_runtime.errors import (
     NotFound,
     Overloaded,
 )
+from xgr_runtime.hal.collection import no_collection
 from xgr_runtime.types import RecRequest, RecResult, Rules, Search
 
 if TYPE_CHECKING:
@@ -339,6 +343,31 @@ def test_configurations_that_name_nothing(config: RuntimeConfig) -> None:
         make_engine(replace(config, catalogs={}))
     with pytest.raises(ConfigError, match=r"model\.path must name"):
         make_engine(replace(config, model=replace(config.model, path="")))
+
+
+@pytest.mark.parametrize("is_chained", [False, True])
+def test_a_failed_batch_leaves_nothing_on_the_device(
+    config: RuntimeConfig, oracle: Oracle, monkeypatch: pytest.MonkeyPatch, is_chained: bool
+) -> None:
+    """Not even while the error is kept and no cycle is collected: a server out of memory would stay out of memory."""
+    left: list[weakref.ref[torch.Tensor]] = []
+
+    def fail(*args: object) -> None:
+        activations = torch.zeros(8)
+        left.append(weakref.ref(activations))
+        if not is_chained:
+            raise RuntimeError("no room")
+        try:
+            raise RuntimeError("no room")
+        except RuntimeError as error:
+            raise MemoryError("no room") from error
+
+    with make_engine(config) as engine, no_collection():
+        monkeypatch.setattr(engine.runner.histories, "fill", fail)
+        with pytest.raises((RuntimeError, MemoryError), match="no room") as caught:
+            engine.recommend([request_of("one", history(oracle))])
+        assert [ref() for ref in left] == [None]
+        assert "in fail" in "".join(traceback.format_exception(caught.value))
 
 
 def test_describe_counts_rows_dead_beams_and_providers(

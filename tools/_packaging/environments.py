@@ -75,6 +75,7 @@ def run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str
 
 
 def environment() -> dict[str, str]:
-    """This process's environment without what would lead Python elsewhere."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    """This process's environment without what would lead Python elsewhere or pytest to other tests."""
+    foreign = ("PYTHON", "PYTEST_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     return {**kept, "OMP_NUM_THREADS": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}

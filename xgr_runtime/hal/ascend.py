@@ -120,11 +120,12 @@ class AscendDevice:
             self.name = str(npu().get_device_name(index))
             self._stream = npu().Stream()
             self._default_stream = npu().default_stream()
-        except RuntimeError as error:
+            self.torch_device = torch.device("npu", index)
+        # A half-working torch_npu raises whatever it meets; all of it means that there is no device to be had.
+        except (Exception, SystemExit) as error:
             raise explain_npu_error(error) or DeviceError(
-                f"the NPU cannot be opened: {first_line(str(error))}"
+                f"the NPU cannot be opened: {type(error).__name__}: {first_line(str(error))}"
             ) from error
-        self.torch_device = torch.device("npu", index)
         self.capability = self.name
         self.is_capturing = False
         self._lock = threading.RLock()
@@ -143,9 +144,7 @@ class AscendDevice:
         """Out of memory that is not pinned torch_npu waits for the whole stream: such a source is staged."""
         with self._lock:
             if source.device.type == "cpu" and not source.is_pinned():
-                source = (
-                    source.pin_memory()
-                )  # kept by the allocator of pinned memory until it was copied
+                source = source.pin_memory()  # its allocator keeps it until it was copied
             if not getattr(self._open, "is_inside", False):
                 self._follow_default_stream()
             with npu().stream(self._stream):

@@ -55,7 +55,10 @@ def open_device(choice: str) -> OpenedDevice:
             continue
         reason = kind.why_absent()
         if reason is None:
-            return OpenedDevice(kind.open(), tuple(passed_over))
+            try:
+                return OpenedDevice(kind.open(), tuple(passed_over))
+            except DeviceError as error:
+                reason = str(error)
         passed_over.append((name, reason))
     reasons = "; ".join(f"{name}: {reason}" for name, reason in passed_over)
     raise DeviceError(

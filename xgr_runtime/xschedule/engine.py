@@ -17,7 +17,14 @@ import numpy as np
 import torch
 
 from xgr_runtime.config import RuntimeConfig
-from xgr_runtime.errors import ConfigError, DeviceLost, EngineClosed, InvalidRequest, Overloaded
+from xgr_runtime.errors import (
+    ConfigError,
+    DeviceLost,
+    EngineClosed,
+    InvalidRequest,
+    Overloaded,
+    release_frames,
+)
 from xgr_runtime.hal.device import Device
 from xgr_runtime.hal.discovery import open_device
 from xgr_runtime.hal.registry import REFERENCE
@@ -379,6 +386,7 @@ class Engine:
             logger.exception(
                 "batch %d failed: %s", batch.batch_id, ", ".join(ids), extra={"request_ids": ids}
             )
+            release_frames(error)
             outcomes = [error] * len(states)
             output = None
         seconds = time.monotonic() - start_s
