@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import xgr_ops.ascend.attention
-import xgr_ops.ascend.attention_fp32  # noqa: F401 - registers
 
 from xgr_runtime.hal.ops.attention import prefill_attention
+from xgr_runtime.hal.providers import load_providers
 from xgr_runtime.hal.registry import Impl
 from xgr_runtime.hal.tolerances import TOLERANCES
 
+load_providers("npu")
 SCALE = 0.3
 HALF = (torch.float16, torch.bfloat16)
 FUSED_SIZES = [(4, 4, 16, 128), (8, 2, 32, 128), (6, 1, 48, 256)]

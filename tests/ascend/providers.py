@@ -1,49 +1,38 @@
 """Providers of an Ascend NPU called on the CPU, and copies of what they are called with.
 
-Their aten ops run as they are and the vendor's are imitated (`vendor_ops`), so this shows what they compute, not that an
-NPU has a kernel for each of their ops.
+Their aten ops run as they are and the vendor's are imitated (`vendor_ops`, `vendor_attention`), so this shows what they
+compute, not that an NPU has a kernel for each of their ops.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import xgr_ops.ascend.activation
-import xgr_ops.ascend.beam
-import xgr_ops.ascend.cache
-import xgr_ops.ascend.head
-import xgr_ops.ascend.norm
-import xgr_ops.ascend.rope
-
-from tests.ascend import vendor_ops
+from tests.ascend import vendor_attention, vendor_ops
 from xgr_runtime.conformance.comparison import CPU, clone_to, convert
+from xgr_runtime.hal.providers import load_providers
 from xgr_runtime.hal.registry import Impl, Op, all_ops
 
 if TYPE_CHECKING:
     import torch
 
 vendor_ops.define()
-MODULES = tuple(
-    module.__name__
-    for module in (
-        xgr_ops.ascend.activation,
-        xgr_ops.ascend.beam,
-        xgr_ops.ascend.cache,
-        xgr_ops.ascend.head,
-        xgr_ops.ascend.norm,
-        xgr_ops.ascend.rope,
-    )
-)
+vendor_attention.define()
+load_providers("npu")
+
+Key = tuple[str, str]
 Provider = tuple[Op[..., Any], Impl[..., Any]]
+# Its kernels need Triton and an accelerator; other tests compile and run them.
+TRITON = "triton"
 
 
-def providers() -> dict[str, Provider]:
-    """By name of the op: what the modules above register."""
+def providers() -> dict[Key, Provider]:
+    """By name of the op and of the provider: whatever is registered for the NPU and runs on a CPU."""
     return {
-        name: (op, found)
+        (name, found.provider): (op, found)
         for name, op in all_ops().items()
         for found in op.impls
-        if found.device_kind == "npu" and found.fn.__module__ in MODULES
+        if found.device_kind == "npu" and found.provider != TRITON
     }
 
 

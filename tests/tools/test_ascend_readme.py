@@ -35,9 +35,24 @@ def expected_first_for(op_name: str, provider: str) -> str:
 
 
 def test_there_is_a_row_for_every_provider_of_every_op() -> None:
-    rows = [row.pair for row in readme.read_rows()]
-    assert sorted(rows) == sorted(readme.registrations())
-    assert {op for op, _ in rows} == set(all_ops())
+    registered = readme.registrations()
+    assert readme.mistaken_rows(readme.read_rows(), registered) == []
+    assert {op for op, _ in registered} == set(all_ops())
+
+
+def test_a_row_that_is_missing_left_over_or_twice_there_is_named() -> None:
+    rows = [row for row in readme.read_rows() if row.op in ("rms_norm", "silu_mul")]
+    pairs = [row.pair for row in rows]
+    assert readme.mistaken_rows(rows, pairs) == []
+    assert readme.mistaken_rows(rows, [*pairs, ("silu_mul", "aten")]) == [
+        "no row for aten of silu_mul in ops/ascend/README.md"
+    ]
+    assert readme.mistaken_rows(rows, [("silu_mul", "torch_npu")]) == [
+        "a row without a provider: torch_npu of rms_norm in ops/ascend/README.md"
+    ]
+    assert readme.mistaken_rows([*rows, rows[0]], pairs) == [
+        "two rows for torch_npu of rms_norm in ops/ascend/README.md"
+    ]
 
 
 def test_the_sources_register_what_the_registry_holds() -> None:

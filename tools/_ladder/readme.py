@@ -88,6 +88,21 @@ def vendor_ops(texts: Iterable[str]) -> set[str]:
     return {name for text in texts for name in re.findall(r"torch\.ops\.npu\.(\w+)", text)}
 
 
+def mistaken_rows(rows: Sequence[Row], registered: Iterable[Pair]) -> list[str]:
+    """Where the table has no row for a registered (op, provider), a row for none, or two rows for one."""
+    shown, held = [row.pair for row in rows], set(registered)
+    heads = (
+        ("no row for", held.difference(shown)),
+        ("a row without a provider:", set(shown) - held),
+        ("two rows for", {pair for pair in shown if shown.count(pair) > 1}),
+    )
+    return [
+        f"{head} {provider} of {op} in ops/ascend/README.md"
+        for head, pairs in heads
+        for op, provider in sorted(pairs)
+    ]
+
+
 def differences(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> dict[str, list[str]]:
     """By rung: where the table says that a passed rung checks a provider and it did not, or does not say that it did."""
     found: dict[str, list[str]] = {}
