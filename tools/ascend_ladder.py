@@ -40,9 +40,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="some rungs alone, as L3,L4; the exit code still says what was left out",
     )
     args = parser.parse_args(argv)
-    FOLDER.mkdir(exist_ok=True)
     # As ctrl-C: the processes of the rungs are ended before this one is.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        FOLDER.mkdir(exist_ok=True)
+        return locked(args.only)
+    except OSError as error:  # a full disk, or something else where a file or folder should be
+        print(f"the ladder broke off without a report: {error}", file=sys.stderr)
+        return 1
+
+
+def locked(only: Sequence[str]) -> int:
+    """Climb unless another ladder does; the exit code."""
     with (FOLDER / "lock").open("w", encoding="utf-8") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -50,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"another ladder runs in {FOLDER}", file=sys.stderr)
             return 1
         try:
-            return climb(RUNGS, args.only, FOLDER, REPORT)
+            return climb(RUNGS, only, FOLDER, REPORT)
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             return 130

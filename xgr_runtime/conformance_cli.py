@@ -8,6 +8,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from xgr_runtime.errors import DeviceError
+
 if TYPE_CHECKING:
     from xgr_runtime.conformance.report import Report
 
@@ -57,8 +59,13 @@ def _conformance(args: argparse.Namespace) -> int:
     from xgr_runtime.hal.discovery import open_device  # noqa: PLC0415
 
     chosen_ops(args.ops)
-    file = ReportFile(args.json) if args.json else None
-    opened = open_device(args.device)
+    file = None if args.json is None else ReportFile(args.json)
+    try:
+        opened = open_device(args.device)
+    except DeviceError as error:
+        if file is not None:
+            file.write_not_started(args.device, str(error))
+        raise
     for kind, reason in opened.passed_over:
         print(f"{kind} is not used: {reason}")
     device = opened.device

@@ -213,6 +213,21 @@ def test_a_device_that_is_absent_is_a_named_error(capsys: pytest.CaptureFixture[
     assert err.startswith("xgr: DeviceError: device 'npu' was asked for but is not usable here: ")
 
 
+@pytest.mark.device("cpu")
+def test_a_run_that_cannot_start_leaves_no_earlier_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "report.json"
+    file.write_text('{"result": "passed"}')
+    assert main(["conformance", "--device", "npu", "--json", str(file)]) == 2
+    report = json.loads(file.read_text())
+    assert report["result"] == "not started"
+    assert report["device"] == "npu"
+    assert "not usable here" in report["stopped"]
+    assert main(["conformance", "--device", "cpu", "--json", ""]) == 2
+    assert "cannot write the report" in capsys.readouterr().err
+
+
 def test_the_device_is_required(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["conformance"])

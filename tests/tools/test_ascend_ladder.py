@@ -386,3 +386,12 @@ def test_the_registry_is_read_in_a_process_of_its_own(tmp_path: Path) -> None:
     found = registered(venvs.Environments(tmp_path), runner, tmp_path)
     assert ("shared_attention", "torch_npu") in found.pairs
     assert all(op and provider for op, provider in found.pairs)
+
+
+def test_a_folder_that_cannot_be_made_ends_it_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(ascend_ladder, "FOLDER", tmp_path / "file" / "ladder")
+    assert ascend_ladder.main(["--only", "L7"]) == 1
+    assert capsys.readouterr().err.startswith("the ladder broke off without a report: ")

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from xgr_runtime import __version__
 from xgr_runtime.conformance.engines import EngineEntry
 from xgr_runtime.conformance.parity import ParityEntry
 from xgr_runtime.conformance.verdict import ReportPart, is_optional, parts_that_never_ran
@@ -194,7 +195,15 @@ class ReportFile:
 
     def write(self, report: Report) -> None:
         """Replace the file's content."""
-        text = json.dumps(report.to_dict(), indent=1) + "\n"
+        self._write(report.to_dict())
+
+    def write_not_started(self, device: str, reason: str) -> None:
+        """Replace the file's content by why there is no report: one of an earlier run would be taken for it."""
+        facts = {"schema": SCHEMA, "xgr_version": __version__, "device": device, "stopped": reason}
+        self._write({**facts, "result": "not started"})
+
+    def _write(self, content: dict[str, Any]) -> None:
+        text = json.dumps(content, indent=1) + "\n"
         try:
             descriptor, name = tempfile.mkstemp(dir=self.path.parent, prefix=".conformance-")
             try:
