@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
+import importlib.metadata
 import json
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+import xgr_runtime
 from tools.demo.run import Places, main, shortfalls
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GOOD: dict[str, Any] = {
     "recall_at_10": 0.17,
@@ -51,6 +52,31 @@ def test_each_broken_promise_is_named(path: tuple[str, ...], value: Any, text: s
 def test_without_the_prefix_cache_nothing_has_to_be_cached() -> None:
     report = {**GOOD, "returning_user": [{"num_cached_tokens": 0}] * 2, "has_prefix_cache": False}
     assert shortfalls(report) == []
+
+
+def test_the_report_says_what_was_served() -> None:
+    """The values are those of configs/demo-ascend-910b.yaml and of what is installed."""
+    places = Places(Path("work"), Path("report.json"), "demo-ascend-910b")
+    settings = places.settings()
+    versions = settings.pop("versions")
+    assert settings == {
+        "config": "demo-ascend-910b",
+        "overrides": [],
+        "device": "npu",
+        "dtype": "bfloat16",
+        "has_prefix_cache": False,
+    }
+    assert versions["torch"] == importlib.metadata.version("torch")
+    assert versions["xgr"] == xgr_runtime.__version__
+    assert set(versions) == {"xgr", "torch", "torch-npu"}
+
+
+def test_overrides_count_and_are_told() -> None:
+    overrides = ("device=npu", "model.dtype=float16")
+    settings = replace(Places(Path("work"), Path("report.json")), overrides=overrides).settings()
+    assert (settings["device"], settings["dtype"]) == ("npu", "float16")
+    assert settings["overrides"] == list(overrides)
+    assert settings["has_prefix_cache"] is True
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ JSON report.
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import xgr_runtime
 from xgr_runtime.config import RuntimeConfig
 from xgr_runtime.service.address import read_address
 from xgr_runtime.shipped import config_file, folder
@@ -58,17 +60,30 @@ class Places:
     def catalog(self) -> Path:
         return self.work / "movielens.xgr"
 
-    @property
-    def has_prefix_cache(self) -> bool:
-        """Whether the service keeps histories for returning users. Raises ConfigError."""
+    def settings(self) -> dict[str, Any]:
+        """What was served, as the report says it: configuration and versions. Raises ConfigError.
+
+        device: as configured. The service starts on no other; where "auto" decided, its log names the providers.
+        has_prefix_cache: whether the service keeps histories for returning users.
+        """
         config = RuntimeConfig.from_yaml(config_file(self.config), self.overrides)
-        return config.cache.prefix_cache
+        return {
+            "config": self.config,
+            "overrides": list(self.overrides),
+            "device": config.device,
+            "dtype": config.model.dtype,
+            "has_prefix_cache": config.cache.prefix_cache,
+            "versions": {
+                "xgr": xgr_runtime.__version__,
+                **{package: _version(package) for package in ("torch", "torch-npu")},
+            },
+        }
 
 
 def main(places: Places) -> int:
     """Run the demo; returns 1 when a promise of it was not kept. Raises DemoError when it cannot run."""
     start_s = time.monotonic()
-    has_prefix_cache = places.has_prefix_cache
+    settings = places.settings()
     sequences, titles = load_sequences(), load_titles()
     histories = without_last(sequences, 1)
     targets = [items[-1] for items in sequences.values()]
@@ -83,8 +98,7 @@ def main(places: Places) -> int:
     for user in shown:
         show(user, histories[user], replies[user], titles)
     print_visits(visits)
-    report = measure(histories, targets, replies)
-    report |= {"returning_user": visits, "has_prefix_cache": has_prefix_cache}
+    report = settings | measure(histories, targets, replies) | {"returning_user": visits}
     places.report.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     print_report(report)
     print(f"figures: {places.report}")
@@ -93,6 +107,14 @@ def main(places: Places) -> int:
         print(f"NOT AS IT SHOULD BE: {failure}")
     print(f"finished in {time.monotonic() - start_s:.1f} s")
     return 1 if failures else 0
+
+
+def _version(package: str) -> str:
+    """Of an installed package, without importing it: the service does, in a process of its own. "" where there is none."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def build_catalog(places: Places) -> None:
