@@ -10,6 +10,7 @@ import pytest
 
 from xgr_runtime.cli import build_parser
 from xgr_runtime.config import load_config
+from xgr_runtime.hal import ascend_probe
 from xgr_runtime.shipped import config_file
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,10 +45,23 @@ def test_the_reasons_are_those_of_the_probe() -> None:
     source = (ROOT / "xgr_runtime" / "hal" / "ascend_probe.py").read_text(encoding="utf-8")
     table = PAGE.partition("| the line says | missing |")[2].partition("\n\n")[0]
     said = [row.split(" | ")[0].removeprefix("| ") for row in table.strip().splitlines()[1:]]
-    assert len(said) == 8
+    assert len(said) == 9
     for line in said:
         words = max(re.split(r"\*\w+\*|\b[ABC]\b|\(lib.*|: aclInit.*", line), key=len).strip()
         assert words.lower().removeprefix("un") in source.lower(), line
+
+
+def test_canns_python_packages_are_those_that_the_probe_names() -> None:
+    (line,) = re.findall(r"^\$ pip install (attrs[^#\n]*?) +#", PAGE, re.MULTILINE)
+    assert line == ascend_probe.CANN_PACKAGES
+
+
+def test_the_two_demos_write_to_places_of_their_own_and_those_are_sent() -> None:
+    runs = [build_parser().parse_args(c[1:]) for c in commands() if c[1] == "demo"]
+    places = [place for run in runs for place in (run.report, f"{run.work}/serve.log")]
+    assert len(runs) == 2
+    assert len(set(places)) == 4
+    assert all(f"`{place}`" in PAGE.partition("## What to send back")[2] for place in places)
 
 
 # What a figure of speed or accuracy looks like, and what says that something has happened on a card.
