@@ -174,7 +174,8 @@ def test_a_module_that_cannot_be_loaded_is_told_once(
         providers.load_providers.cache_clear()
     assert {row["refusals"][0] for row in report["ops"]} == {expected}
     others = [reason for row in report["ops"] for reason in row["refusals"][1:]]
-    assert others == ["picky: is shut"]
+    # providers of other kinds are there too where other tests have loaded them
+    assert [reason for reason in others if not reason.endswith(", not cpu")] == ["picky: is shut"]
     table = capsys.readouterr().out.splitlines()
     assert [line for line in table if "no_such_package" in line] == table[-1:]
     assert table[-1] == f"  cpu    {expected}"

@@ -260,11 +260,32 @@ def test_without_a_card(asker: Asker, tmp_path: Path) -> None:
         ("RuntimeError('Failed to find function aclrtX')", "CANN lacks aclrtX"),
         ("AssertionError('Invalid device id')", "cannot be opened: Invalid device id"),
         ("OSError(5, 'bad')", "cannot be opened: [Errno 5] bad"),
+        ("SystemExit(0)", "cannot be opened: 0"),
+        ("SystemExit", "cannot be opened: SystemExit"),
     ],
 )
 def test_a_card_that_cannot_be_opened(asker: Asker, tmp_path: Path, error: str, words: str) -> None:
     folder = install(tmp_path, REGISTER.format(num=1, opening=f"raise {error}"))
     assert words in asker.reason(folder, is_imported=True)
+
+
+def test_a_torch_npu_that_wants_to_exit_is_no_reason_to_exit(asker: Asker, tmp_path: Path) -> None:
+    """`xgr` would end with its code, 0 for all is well."""
+    reason = asker.reason(install(tmp_path, "raise SystemExit(0)"))
+    assert "cannot be imported: SystemExit: 0" in reason
+
+
+@pytest.mark.parametrize("content", [None, b"Name: torch-npu\n", b"Version: 2.\xff\n"])
+def test_damaged_metadata_say_nothing_of_the_card(
+    asker: Asker, tmp_path: Path, content: bytes | None
+) -> None:
+    """What an interrupted pip leaves; the module itself works up to the point where there is no card."""
+    folder = install(tmp_path, REGISTER.format(num=0, opening="pass"))
+    (metadata,) = folder.glob("*.dist-info/METADATA")
+    metadata.unlink()
+    if content is not None:
+        metadata.write_bytes(content)
+    assert "torch.npu is there, but no NPU" in asker.reason(folder, is_imported=True)
 
 
 SET_OPTION = (

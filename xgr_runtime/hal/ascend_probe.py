@@ -46,10 +46,14 @@ CANN_PACKAGES = (
 
 def why_no_npu() -> str | None:
     """None when an NPU can be opened, which this tries; else the reason and the cure in one line. Never raises."""
+    reason = None if _is_loaded() else _why_not_imported()
+    if reason is not None:
+        return reason
     try:
-        reason = None if _is_loaded() else _why_not_imported()
-        return _why_not_opened(_npu()) if reason is None else reason
-    except Exception as error:  # noqa: BLE001 - what the vendor's start-up raises has no common class: Exception, AssertionError, RuntimeError, OSError were seen
+        return _why_not_opened(_npu())
+    # What the vendor's start-up raises has no common class: Exception, AssertionError, RuntimeError, OSError were seen. And an
+    # exit that it asks for is not ours: `xgr` would end with its code.
+    except (Exception, SystemExit) as error:  # noqa: BLE001
         return _opening_failed(error)
 
 
@@ -69,10 +73,7 @@ def ascend_versions() -> dict[str, str]:
         "compiler/version.info",
     )
     found = (
-        _version_in(path)
-        for folder in homes
-        for name in files
-        for path in sorted(folder.glob(name))
+        _version_in(path) for folder in homes for name in files for path in _matches(folder, name)
     )
     cann = next(filter(None, found), "")
     versions = {"CANN": cann, "Ascend driver": _version_in(ASCEND_FOLDER / "driver/version.info")}
@@ -92,8 +93,12 @@ def _is_loaded() -> bool:
 
 @functools.cache
 def _why_not_imported() -> str | None:
-    """Import torch_npu, once: a second try meets the remains of the first and fails differently."""
-    if importlib.util.find_spec("torch_npu") is None:
+    """Import torch_npu, once: a second try meets the remains of the first and fails differently. Never raises."""
+    try:
+        is_there = importlib.util.find_spec("torch_npu") is not None
+    except ValueError as error:  # what is left of an import that failed half-way
+        return _importing_failed(error)
+    if not is_there:
         return f"torch-npu is not installed: {_pip_line(_release(torch.__version__))}"
     reason = _why_not_together()
     if reason is not None:
@@ -102,7 +107,7 @@ def _why_not_imported() -> str | None:
         # It prints warnings, and standard output belongs to whoever reads `xgr`.
         with contextlib.redirect_stdout(sys.stderr):
             importlib.import_module("torch_npu")
-    except Exception as error:  # noqa: BLE001 - as above: torch_npu raises plain Exception too
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - as above: torch_npu raises plain Exception too
         return _importing_failed(error)
     return None if _npu() is not None else "torch-npu was imported and registered no torch.npu"
 
@@ -118,7 +123,7 @@ def _why_not_together() -> str | None:
     )
 
 
-def _importing_failed(error: Exception) -> str:
+def _importing_failed(error: BaseException) -> str:
     text, known = str(error), f"torch-npu {_npu_version()} is installed"
     library, symbol = _MISSING_LIBRARY.search(text), _UNDEFINED_SYMBOL.search(text)
     if library and library[1].startswith(DRIVER_LIBRARIES):
@@ -161,8 +166,8 @@ def _why_not_opened(npu: Any) -> str | None:
     return None
 
 
-def _opening_failed(error: Exception) -> str:
-    text = str(error)
+def _opening_failed(error: BaseException) -> str:
+    text = str(error) or type(error).__name__
     missing = _MISSING_FUNCTION.search(text)
     if missing:
         return f"CANN lacks {missing[1]}: install the CANN that torch-npu {_npu_version()} was released with"
@@ -196,10 +201,12 @@ def _nodes() -> str:
 
 
 def _npu_version() -> str:
+    """The installed version; "" where it is on the path without having been installed, or its metadata are damaged."""
     try:
-        return importlib.metadata.version("torch-npu")
-    except importlib.metadata.PackageNotFoundError:  # on the path without having been installed
+        found: object = importlib.metadata.version("torch-npu")
+    except (importlib.metadata.PackageNotFoundError, UnicodeDecodeError, OSError):
         return ""
+    return found if isinstance(found, str) else ""  # None where an installation broke off
 
 
 def _release(version: str) -> str:
@@ -219,6 +226,14 @@ def _set_env() -> str:
         ASCEND_FOLDER / name for name in SET_ENV_FILES
     ]
     return str(next((path for path in found if path.is_file()), ASCEND_FOLDER / SET_ENV_FILES[1]))
+
+
+def _matches(folder: Path, pattern: str) -> list[Path]:
+    """Files of a folder that a variable of the environment may name: none where no such folder can be."""
+    try:
+        return sorted(folder.glob(pattern))
+    except OSError:
+        return []
 
 
 def _version_in(path: Path) -> str:
