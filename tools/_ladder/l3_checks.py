@@ -133,6 +133,10 @@ def _one_setting(run: Run, found: Findings, log: BorderLog) -> None:
     found.count("ops on fake tensors", fake.recorded.num_calls)
     found.count("ops down to the border", border.recorded.num_calls)
     found.count("copies between segments that the host waited for", border.num_waits)
+    if border.num_waits:
+        found.failures.append(
+            f"{name}: the host waited {border.num_waits} times inside batches, for copies out of memory that is not pinned"
+        )
 
 
 def _run_triton(folder: Path, found: Findings, log: BorderLog) -> None:
