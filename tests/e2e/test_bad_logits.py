@@ -189,8 +189,8 @@ def test_a_code_whose_logit_is_minus_infinity_is_dropped(tmp_path: Path) -> None
         head: Any = engine.catalogs.pin("main").head
         original = head.level_logits
 
-        def level_logits(hidden_NM: torch.Tensor, level: int) -> torch.Tensor:
-            logits: torch.Tensor = original(hidden_NM, level)
+        def level_logits(ops: Any, hidden_NM: torch.Tensor, level: int) -> torch.Tensor:
+            logits: torch.Tensor = original(ops, hidden_NM, level)
             if level == 1:
                 logits[:, 3] = -torch.inf
             return logits

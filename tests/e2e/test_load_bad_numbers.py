@@ -147,8 +147,8 @@ def bad_logit(engine: Engine, model: Any, value: float) -> Iterator[None]:
     head: Any = engine.catalogs.by_slot[0].head
     original = head.level_logits
 
-    def level_logits(hidden_NM: torch.Tensor, level: int) -> torch.Tensor:
-        logits: torch.Tensor = original(hidden_NM, level)
+    def level_logits(ops: Any, hidden_NM: torch.Tensor, level: int) -> torch.Tensor:
+        logits: torch.Tensor = original(ops, hidden_NM, level)
         if level == 1:
             logits[:, BAD_CODE] = value
         return logits

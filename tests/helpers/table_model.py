@@ -83,7 +83,7 @@ class TableCatalogHead:
     def __init__(self, token_of: Sequence[npt.NDArray[np.int32]]) -> None:
         self._tokens = [torch.from_numpy(np.asarray(table, np.int64)) for table in token_of]
 
-    def level_logits(self, hidden_NM: torch.Tensor, level: int) -> torch.Tensor:
+    def level_logits(self, ops: Any, hidden_NM: torch.Tensor, level: int) -> torch.Tensor:
         tokens = self._tokens[level]
         return hidden_NM[:, tokens.clamp(min=0)].masked_fill(tokens < 0, -torch.inf)
 

@@ -274,5 +274,5 @@ def test_both_paths_run_without_any_content(tmp_path: Path, family: str) -> None
     all_rows, tile = unshared.all_rows, unshared.tile
     REFERENCE_OPS.reorder_unshared_kv(all_rows, rows, rows, rows, starts, 1, rows, tile)
     catalog = model.head.for_catalog([np.array([3, -1], np.int32)])
-    assert catalog.level_logits(hidden, 0).shape == (10, 2)
+    assert catalog.level_logits(REFERENCE_OPS, hidden, 0).shape == (10, 2)
     assert catalog.vocab_logsumexp(REFERENCE_OPS, hidden).shape == (10,)

@@ -32,7 +32,7 @@ def test_level_logits_are_fp32_sums_in_code_order(dtype: torch.dtype, scale: flo
     catalog = head.for_catalog(levels)
     logits = hidden.double().numpy() @ head.weight_VM.double().numpy().T * scale
     for level, tokens in enumerate(levels):
-        got = catalog.level_logits(hidden, level)
+        got = catalog.level_logits(REFERENCE_OPS, hidden, level)
         assert got.dtype == torch.float32
         np.testing.assert_allclose(got.numpy(), logits[:, tokens], atol=1e-5, rtol=1e-5)
     expected = np.log(np.exp(logits).sum(-1))
@@ -43,7 +43,7 @@ def test_level_logits_are_fp32_sums_in_code_order(dtype: torch.dtype, scale: flo
 def test_a_level_of_several_tiles() -> None:
     head, hidden = make()
     tokens = np.random.default_rng(0).permutation(VOCAB).astype(np.int32)
-    got = head.for_catalog([tokens]).level_logits(hidden, 0)
+    got = head.for_catalog([tokens]).level_logits(REFERENCE_OPS, hidden, 0)
     logits = hidden.double().numpy() @ head.weight_VM.double().numpy().T
     np.testing.assert_allclose(got.numpy(), logits[:, tokens], atol=1e-5, rtol=1e-5)
 
@@ -51,12 +51,12 @@ def test_a_level_of_several_tiles() -> None:
 def test_absent_codes_are_minus_infinity() -> None:
     head, hidden = make()
     catalog = head.for_catalog([table(-1, 5, -1), table(2, 3)])
-    got = catalog.level_logits(hidden, 0)
+    got = catalog.level_logits(REFERENCE_OPS, hidden, 0)
     assert torch.equal(got[:, [0, 2]], torch.full((4, 2), -torch.inf))
     assert got[:, 1].isfinite().all()
     assert catalog.level_tokens(0).tolist() == [0, 5, 0]
     hidden[0] = torch.nan
-    assert catalog.level_logits(hidden, 0)[0, 0] == -torch.inf
+    assert catalog.level_logits(REFERENCE_OPS, hidden, 0)[0, 0] == -torch.inf
 
 
 @pytest.mark.parametrize(("level", "code", "token"), [(0, 1, VOCAB), (1, 2, 2**31 - 1), (1, 0, -2)])
@@ -76,11 +76,11 @@ def test_catalogues_with_one_token_table_share_rows_until_both_are_gone() -> Non
     assert first.levels[0].weight_CM is second.levels[0].weight_CM
     assert other.levels[0].weight_CM is not first.levels[0].weight_CM
     rows = weakref.ref(first.levels[0])
-    expected = first.level_logits(hidden, 0)
+    expected = first.level_logits(REFERENCE_OPS, hidden, 0)
     del first
     gc.collect()
     assert rows() is not None
-    assert torch.equal(second.level_logits(hidden, 0), expected)
+    assert torch.equal(second.level_logits(REFERENCE_OPS, hidden, 0), expected)
     del second
     gc.collect()
     assert rows() is None

@@ -37,7 +37,7 @@ class TableCatalogHead:
         self._tokens = [tokens.to(place) for tokens in self._tokens]
         self._is_absent = [torch.from_numpy(table < 0).to(place) for table in token_of]
 
-    def level_logits(self, hidden_NM: torch.Tensor, level: int) -> torch.Tensor:
+    def level_logits(self, ops: Any, hidden_NM: torch.Tensor, level: int) -> torch.Tensor:
         """fp32 [N, C]."""
         logits_NV = self._tables.logits_SV.index_select(0, _state_of(hidden_NM))
         logits_NC = logits_NV.index_select(1, self._tokens[level])

@@ -3,12 +3,17 @@
 Binding happens once per bucket at warm-up and yields a plain callable, so that nothing is dispatched in the hot path.
 There is no silent fallback: a provider refuses with a reason, and when nobody is left `OpUnavailable` carries all
 reasons. On an accelerator the reference itself counts as a provider only when the configuration allows it.
+
+A fused op is one that its parts can do as well, each bound on its own: where no provider fuses them, it runs by parts. So
+a device needs a provider for the parts alone.
 """
 
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from xgr_runtime.errors import OpUnavailable
 from xgr_runtime.hal.providers import PROVIDER_MODULES, load_providers
@@ -20,6 +25,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 REFERENCE = "reference"
+PARTS = "parts"
 
 # Sizes a provider may ask for. Of the bucket, each an upper bound of what a call has: packed tokens, rows, histories, new
 # tokens, rows and history tokens of one history. Of the model (one rank of it): hidden size, feed-forward size, query heads,
@@ -89,6 +95,8 @@ class Op(Generic[P, R]):
         self.reference = reference
         self.signature = inspect.signature(reference)
         self.impls: list[Impl[P, R]] = []
+        self.parts: tuple[Op[..., Any], ...] = ()
+        self.run_by_parts: Callable[Concatenate[Any, P], R] | None = None
         self.__doc__ = reference.__doc__
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -136,6 +144,21 @@ def impl(
                 f"{provider} provider of op {target.name!r} on {device} is registered twice"
             )
         target.impls.append(Impl(provider, device, fn, accepts))
+        return fn
+
+    return register
+
+
+def by_parts(
+    target: Op[P, R], *parts: Op[..., Any]
+) -> Callable[[Callable[Concatenate[Any, P], R]], Callable[Concatenate[Any, P], R]]:
+    """Make `target` a fused op: the function gets a namespace of its bound parts by name, then the op's own arguments.
+
+    Beside the parts it may use plain torch functions that every device has.
+    """
+
+    def register(fn: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+        target.parts, target.run_by_parts = parts, fn
         return fn
 
     return register
@@ -189,6 +212,12 @@ def explain(
                 refusals
             )
         refusals.append(Refusal(candidate.provider, reason))
+    if target.run_by_parts is not None:
+        bound, missing = _bind_parts(target, spec, allow_reference=allow_reference)
+        if not missing:
+            fn = partial(target.run_by_parts, bound)
+            return Binding(target.name, PARTS, fn, tuple(refusals)), tuple(refusals)
+        refusals.append(Refusal(PARTS, f"no provider of {', '.join(missing)}"))
     if spec.device_kind == "cpu" or allow_reference:
         return Binding(target.name, REFERENCE, target.reference, tuple(refusals)), tuple(refusals)
     refusals.append(
@@ -200,8 +229,23 @@ def explain(
     return None, tuple(refusals)
 
 
+def _bind_parts(
+    target: Op[P, R], spec: OpSpec, *, allow_reference: bool
+) -> tuple[SimpleNamespace, list[str]]:
+    """The functions of the parts by name, and the names of parts that nobody provides."""
+    bound, missing = SimpleNamespace(), []
+    for part in target.parts:
+        binding, _ = explain(part, spec, allow_reference=allow_reference)
+        if binding is None:
+            missing.append(part.name)
+        else:
+            setattr(bound, part.name, binding.fn)
+    return bound, missing
+
+
 def resolve(target: Op[P, R], spec: OpSpec, *, allow_reference: bool) -> Binding[P, R]:
-    """Bind `target` for `spec`: the first provider that accepts, in the order of their modules, then the reference.
+    """Bind `target` for `spec`: the first provider that accepts, in the order of their modules, then its parts, then the
+    reference.
 
     Raises OpUnavailable with every provider's reason.
     """

@@ -2,7 +2,7 @@
 
 A search only ever needs the logits of the tokens a catalogue maps at a level. Their rows of the head are gathered once
 when a catalogue is loaded; catalogues with the same token table share them, and they go away with the last one.
-Logits leave the head in fp32, accumulated in fp32: 16-bit rows are widened tile by tile.
+Logits leave the head in fp32, accumulated in fp32.
 
 N rows, V rows of the head, M hidden size, C codes of a level.
 """
@@ -20,7 +20,6 @@ from xgr_runtime.errors import CheckpointError
 from xgr_runtime.hal.bound import BoundOps
 from xgr_runtime.hal.memory import room_for
 
-_TILE_ROWS = 4096
 ABSENT_CODE = -1
 
 
@@ -41,15 +40,10 @@ class CatalogHead:
         self._head = head
         self.levels = levels
 
-    def level_logits(self, hidden_NM: torch.Tensor, level: int) -> torch.Tensor:
+    def level_logits(self, ops: BoundOps, hidden_NM: torch.Tensor, level: int) -> torch.Tensor:
         """fp32 [N, C] logits of the level's codes; -inf for a code without a token."""
         rows = self.levels[level]
-        hidden_fp32_NM = hidden_NM.float() * self._head.scale
-        tiles = [
-            hidden_fp32_NM @ rows.weight_CM[first : first + _TILE_ROWS].float().T
-            for first in range(0, rows.weight_CM.shape[0], _TILE_ROWS)
-        ]
-        logits_NC = tiles[0] if len(tiles) == 1 else torch.cat(tiles, dim=1)
+        logits_NC: torch.Tensor = ops.head_logits(hidden_NM, rows.weight_CM, self._head.scale)
         return (
             logits_NC.masked_fill_(rows.is_absent_C, -torch.inf) if rows.has_absent else logits_NC
         )

@@ -17,7 +17,7 @@ from xgr_runtime.types import Normalization
 class LevelHead(Protocol):
     """Scores hidden states against a catalogue's tokens."""
 
-    def level_logits(self, hidden_NM: torch.Tensor, level: int) -> torch.Tensor:
+    def level_logits(self, ops: BoundOps, hidden_NM: torch.Tensor, level: int) -> torch.Tensor:
         """fp32 [N, C] logits of the level's codes; -inf for a code without a token."""
         ...
 
@@ -45,7 +45,7 @@ def run_round(
     hidden_NM: one row per parent row. status_S1 and counters are updated in place. before_select is called
     when everything but the selection has been issued; it may only record times.
     """
-    logits_NC = head.level_logits(hidden_NM, level)
+    logits_NC = head.level_logits(ops, hidden_NM, level)
     if normalization == "vocab":
         lse_N = head.vocab_logsumexp(ops, hidden_NM)
     elif normalization == "level":

@@ -1,8 +1,11 @@
-"""The gated activation of the feed-forward layers. N rows, F feed-forward size."""
+"""The gated activation of the feed-forward layers. N rows, M hidden size, F feed-forward size."""
+
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
-from xgr_runtime.hal.registry import op
+from xgr_runtime.hal.registry import by_parts, op
 
 
 @op
@@ -17,3 +20,23 @@ def silu_mul(gate_up_N2F: torch.Tensor) -> torch.Tensor:
     """
     gate_NF, up_NF = gate_up_N2F.chunk(2, dim=-1)
     return torch.nn.functional.silu(gate_NF) * up_NF
+
+
+@op
+def linear_silu_mul(x_NM: torch.Tensor, weight_2FM: torch.Tensor) -> torch.Tensor:
+    """`silu_mul` of the fused product x weight^T: silu(x gate^T) * (x up^T).
+
+    Args:
+        x_NM: float [N, M], contiguous.
+        weight_2FM: [2F, M], dtype of x, contiguous; the first half is the gate.
+
+    Returns:
+        [N, F], dtype of x, new memory. A fused provider may leave out the rounding of the product. Nothing is mutated.
+    """
+    return _linear_silu_by_parts(SimpleNamespace(silu_mul=silu_mul.reference), x_NM, weight_2FM)
+
+
+@by_parts(linear_silu_mul, silu_mul)
+def _linear_silu_by_parts(parts: Any, x_NM: torch.Tensor, weight_2FM: torch.Tensor) -> torch.Tensor:
+    out_NF: torch.Tensor = parts.silu_mul(torch.nn.functional.linear(x_NM, weight_2FM))
+    return out_NF

@@ -43,9 +43,11 @@ class SelfAttention:
 
         Returns [T, M], or [H, M] with last_only.
         """
-        q_TQD, k_TGD, v_TGD = self._project_in(ops, x_TM, cos_sin)
         k_pages, v_pages = kv.shared.k_pages(self.layer), kv.shared.v_pages(self.layer)
-        ops.write_shared_kv(k_TGD, v_TGD, k_pages, v_pages, inputs.slot_T)
+        norms = (self.q_norm_D, self.k_norm_D, self.eps)
+        q_TQD: torch.Tensor = ops.rope_write_shared_kv(
+            self._project_in(x_TM), *norms, *cos_sin, k_pages, v_pages, inputs.slot_T
+        )
         q_start_H1, max_q, q_starts = inputs.q_start_H1, inputs.max_q, inputs.q_starts
         if last_only:
             q_TQD, max_q = q_TQD.index_select(0, inputs.last_row_H), 1
@@ -70,42 +72,42 @@ class SelfAttention:
         self, ops: BoundOps, x_NM: torch.Tensor, cos_sin: CosSin, inputs: StepInputs, kv: KVCaches
     ) -> torch.Tensor:
         """Attend from one new token per beam row to its history and its own tokens; [N, M]."""
-        q_NQD, k_NGD, v_NGD = self._project_in(ops, x_NM, cos_sin)
         k_rows, v_rows = kv.unshared.k_rows(self.layer), kv.unshared.v_rows(self.layer)
-        ops.write_unshared_kv(k_NGD, v_NGD, k_rows, v_rows, inputs.slot_N, inputs.round - 1)
-        shared = ops.shared_attention(
+        norms = (self.q_norm_D, self.k_norm_D, self.eps)
+        q_NQD = ops.rope_write_unshared_kv(
+            self._project_in(x_NM),
+            *norms,
+            *cos_sin,
+            k_rows,
+            v_rows,
+            inputs.slot_N,
+            inputs.round - 1,
+        )
+        out_NQD = ops.beam_attention(
             q_NQD,
             kv.shared.k_pages(self.layer),
             kv.shared.v_pages(self.layer),
             inputs.page_table_HP,
             inputs.row_start_H1,
             inputs.kv_len_H,
+            k_rows,
+            v_rows,
+            inputs.slot_N,
+            inputs.round,
             self._scale,
             inputs.max_rows,
             inputs.max_kv,
             inputs.kv_lens,
         )
-        own = ops.unshared_attention(
-            q_NQD, k_rows, v_rows, inputs.slot_N, inputs.round, self._scale
-        )
-        out_NQD, _ = ops.merge_attention_states(*shared, *own)
         return self._project_out(out_NQD)
 
     @property
     def _scale(self) -> float:
         return float(self.head_dim**-0.5)
 
-    def _project_in(
-        self, ops: BoundOps, x_TM: torch.Tensor, cos_sin: CosSin
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        heads = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
-        qkv_TXD = self.qkv(x_TM).view(-1, sum(heads), self.head_dim)
-        q_TQD, k_TGD, v_TGD = torch.split(qkv_TXD, heads, dim=1)
-        if self.q_norm_D is not None and self.k_norm_D is not None:
-            q_TQD = ops.rms_norm(q_TQD, self.q_norm_D, self.eps)
-            k_TGD = ops.rms_norm(k_TGD, self.k_norm_D, self.eps)
-        q_TQD, k_TGD = ops.rotary_embedding(q_TQD, k_TGD, *cos_sin)
-        return q_TQD, k_TGD, v_TGD
+    def _project_in(self, x_TM: torch.Tensor) -> torch.Tensor:
+        num_heads = self.num_heads + 2 * self.num_kv_heads
+        return self.qkv(x_TM).view(-1, num_heads, self.head_dim)
 
     def _project_out(self, out_TQD: torch.Tensor) -> torch.Tensor:
         return self.parallel.all_reduce(self.out(out_TQD.flatten(1)))

@@ -19,7 +19,11 @@ class GatedMlp:
     parallel: ParallelContext
 
     def __call__(self, ops: BoundOps, x_NM: torch.Tensor) -> torch.Tensor:
-        return self.parallel.all_reduce(self.down(ops.silu_mul(self.gate_up(x_NM))))
+        if self.gate_up.bias_O is None:
+            x_NF = ops.linear_silu_mul(x_NM, self.gate_up.weight_OI)
+        else:
+            x_NF = ops.silu_mul(self.gate_up(x_NM))
+        return self.parallel.all_reduce(self.down(x_NF))
 
 
 def load_mlp(
