@@ -83,6 +83,7 @@ class StageClock:
             rounds_s=tuple(_read(*group, 0, POINTS_OF_ROUND) for group in self._rounds),
             selects_s=tuple(tuple(map(_known, _read(*group, 1, 2))) for group in self._rounds),
             to_host_s=copies_s[True],
+            span_s=self._timer.seconds(0, 2 * len(self._copies) - 1) if self._copies else 0.0,
         )
 
 

@@ -9,7 +9,8 @@ class StageTimes:
     selection and the reorder of the beams' own KV, and its selection alone is the round's part in selects_s.
 
     to_device_s: inputs, rule rows and exclusions of all groups. to_host_s: the outcomes. A selection has
-    None where the device cannot time inside of its graphs.
+    None where the device cannot time inside of its graphs. span_s: from the first copy to the end of the last one, with
+    whatever the device waited for in between.
     """
 
     to_device_s: float = 0.0
@@ -17,3 +18,4 @@ class StageTimes:
     rounds_s: tuple[tuple[float, ...], ...] = ()
     selects_s: tuple[tuple[float | None, ...], ...] = ()
     to_host_s: float = 0.0
+    span_s: float = 0.0
