@@ -21,7 +21,7 @@ from xgr_runtime.doctor import NOT_FOUND, NOT_INSTALLED, PACKAGES
 from xgr_runtime.errors import DeviceError
 from xgr_runtime.hal import ascend_probe, providers
 from xgr_runtime.hal.discovery import DEVICE_KINDS, DeviceKind, open_device
-from xgr_runtime.hal.registry import REFERENCE, Impl, OpSpec, all_ops
+from xgr_runtime.hal.registry import PARTS, REFERENCE, Impl, OpSpec, all_ops
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,7 +117,7 @@ def test_devices(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_ops_are_those_of_the_registry(capsys: pytest.CaptureFixture[str]) -> None:
-    """The provider is the first of the device's that accepts; on the CPU the reference is always left."""
+    """The provider is the first of the device's that accepts; on the CPU the parts or the reference are always left."""
     rows, ops = rows_of(doctor_json(capsys), "cpu"), all_ops()
     assert set(rows) == set(ops)
     for name, row in rows.items():
@@ -128,7 +128,8 @@ def test_ops_are_those_of_the_registry(capsys: pytest.CaptureFixture[str]) -> No
             if impl.device_kind == "cpu" and impl.accepts(spec) is None
         ]
         assert row["dtype"] == "float32"
-        assert row["provider"] == (own[0] if own else REFERENCE)
+        fallback = REFERENCE if ops[name].run_by_parts is None else PARTS
+        assert row["provider"] == (own[0] if own else fallback)
     assert {"select_beams", "shared_attention"} <= {
         name for name, row in rows.items() if row["provider"] != REFERENCE
     }
@@ -186,24 +187,30 @@ def test_a_module_that_cannot_be_loaded_is_told_once(
 def test_an_accelerator_without_providers(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No op is bound and each says how to accept the reference; with --allow-reference all are."""
+    """No op is bound and each says how to accept the reference; with --allow-reference all are. A fused op names the parts
+    that it lacks; one of plain torch functions lacks none."""
     monkeypatch.setattr(
         doctor, "DEVICE_KINDS", {"reference": DeviceKind(lambda: None, ReferenceCpu)}
     )
     rows = rows_of(doctor_json(capsys), "reference")
     assert set(rows) == set(all_ops())
+    assert rows.pop("head_logits")["provider"] == PARTS
     for name, row in rows.items():
         assert row["provider"] == ""
         *others, last = row["refusals"]
         assert last == (
             "reference: is not allowed on reference; set ops.allow_reference: true to accept it"
         )
+        parts = [part.name for part in all_ops()[name].parts]
+        if parts:
+            assert others.pop() == f"parts: no provider of {', '.join(parts)}"
         assert len(others) == len(all_ops()[name].impls)
         assert all(re.fullmatch(r"\w+: is for \w+, not reference", reason) for reason in others)
     assert main(["doctor"]) == 0
     assert capsys.readouterr().out.count(" NONE\n") == len(rows)
     allowed = rows_of(doctor_json(capsys, "--allow-reference"), "reference")
-    assert {row["provider"] for row in allowed.values()} == {REFERENCE}
+    for name, row in allowed.items():
+        assert row["provider"] == (REFERENCE if all_ops()[name].run_by_parts is None else PARTS)
 
 
 def test_a_device_that_is_named_must_be_there(

@@ -14,7 +14,7 @@ from xgr_runtime.conformance.run import new_report, parity_parts, run
 from xgr_runtime.hal import registry
 from xgr_runtime.hal.cpu import CpuDevice
 from xgr_runtime.hal.providers import PROVIDER_MODULES, load_providers
-from xgr_runtime.hal.registry import REFERENCE
+from xgr_runtime.hal.registry import PARTS, REFERENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,6 +79,14 @@ def test_the_reference_counts_alone_and_where_engines_may_use_it() -> None:
     assert never(report_of(*op(REFERENCE))) == everything
     assert never(report_of(*op(REFERENCE), allow_reference=True)) == []
     assert never(report_of(*op(REFERENCE), kind="cpu")) == []
+
+
+def test_a_fused_op_ran_where_it_ran_by_its_parts() -> None:
+    reference, parts = op(REFERENCE), op(PARTS, refused=("float16",))
+    assert never(report_of(*reference, *parts)) == ["attention in float16"]
+    assert never(report_of(*reference, *parts, *op("fused", refused=NAMES[:1]))) == []
+    # where references are among the parts, a part that nobody provides is no refusal
+    assert never(report_of(*reference, *parts, allow_reference=True)) == []
 
 
 def test_engines_may_refuse_a_page_size_but_not_a_dtype() -> None:

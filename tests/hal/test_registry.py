@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from xgr_runtime.errors import OpUnavailable
 from xgr_runtime.hal import providers, registry
 from xgr_runtime.hal.discovery import DEVICE_KINDS
 from xgr_runtime.hal.providers import PROVIDER_MODULES
-from xgr_runtime.hal.registry import Op, OpSpec, all_ops, explain, impl, resolve
+from xgr_runtime.hal.registry import Op, OpSpec, all_ops, by_parts, explain, impl, resolve
 
 if TYPE_CHECKING:
     import types
@@ -208,6 +209,106 @@ def test_the_listed_order_of_modules_decides_not_that_of_imports(
         binding = resolve(op, OpSpec("cpu", torch.float32), allow_reference=True)
         assert binding.provider == expected
         op.impls[:] = [i for i in op.impls if i.provider != expected]
+
+
+class Fused:
+    """An op of two parts, as `by_parts` makes it: x -> (x * 2) + 1; each call notes who ran."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+
+        def double(x: int) -> int:
+            self.ran.append("reference of double")
+            return x * 2
+
+        def increment(x: int) -> int:
+            self.ran.append("reference of increment")
+            return x + 1
+
+        def double_increment(x: int) -> int:
+            self.ran.append("reference")
+            return x * 2 + 1
+
+        self.double, self.increment = Op(double), Op(increment)
+        self.op = Op(double_increment)
+
+        @by_parts(self.op, self.double, self.increment)
+        def run(parts: Any, x: int) -> int:
+            self.ran.append("parts")
+            result: int = parts.increment(parts.double(x))
+            return result
+
+    def provide(self, op: Op[[int], int], accepts: Callable[[OpSpec], str | None]) -> None:
+        def provided(x: int) -> int:
+            self.ran.append(f"fast {op.name}")
+            return op.reference(x)
+
+        impl(op, provider="fast", device="cuda", accepts=accepts)(provided)
+
+    def run(self, spec: OpSpec, *, allow_reference: bool = False) -> tuple[str, list[str]]:
+        """Who is bound, and what ran in order, of one call."""
+        binding = resolve(self.op, spec, allow_reference=allow_reference)
+        self.ran.clear()
+        assert binding.fn(3) == 7
+        return binding.provider, list(self.ran)
+
+
+@pytest.fixture
+def fused(fake_modules: Callable[[str, tuple[str, ...]], None]) -> Fused:
+    fake_modules("cuda", ())
+    return Fused()
+
+
+def only_at(size: int) -> Callable[[OpSpec], str | None]:
+    return lambda spec: None if spec.dims.get("N", size) == size else f"N must be {size}"
+
+
+def test_a_fused_op_is_bound_to_a_provider_then_to_its_parts_then_to_its_reference(
+    fused: Fused,
+) -> None:
+    fused.provide(fused.op, only_at(1))
+    fused.provide(fused.double, only_at(2))
+    fused.provide(fused.increment, only_at(2))
+    own, parts = ["fast double_increment", "reference"], ["parts"]
+    for part in ("double", "increment"):
+        parts += [f"fast {part}", f"reference of {part}"]
+    assert fused.run(spec(N=1)) == ("fast", own)
+    assert fused.run(spec(N=2)) == (registry.PARTS, parts)
+    binding = resolve(fused.op, spec(N=2), allow_reference=False)
+    assert [(r.provider, r.reason) for r in binding.refusals] == [("fast", "N must be 1")]
+
+
+def test_parts_that_nobody_provides_are_named(fused: Fused) -> None:
+    fused.provide(fused.double, only_at(2))
+    with pytest.raises(OpUnavailable) as caught:
+        resolve(fused.op, spec(N=2), allow_reference=False)
+    assert "\n  parts: no provider of increment\n  reference: is not allowed" in str(caught.value)
+    _, refusals = explain(fused.op, spec(N=3), allow_reference=False)
+    assert refusals[0] == registry.Refusal(registry.PARTS, "no provider of double, increment")
+
+
+def test_a_reference_is_among_the_parts_only_where_it_is_allowed(fused: Fused) -> None:
+    """There the part counts as an op that runs on its reference, since each part is bound as an op of its own too."""
+    fused.provide(fused.double, lambda _: None)
+    mixed = ["parts", "fast double", "reference of double", "reference of increment"]
+    assert fused.run(spec(), allow_reference=True) == (registry.PARTS, mixed)
+    assert resolve(fused.increment, spec(), allow_reference=True).provider == registry.REFERENCE
+    assert explain(fused.op, spec(), allow_reference=False)[0] is None
+
+
+def test_on_the_cpu_the_parts_come_before_the_reference(fused: Fused) -> None:
+    parts = ["parts", "reference of double", "reference of increment"]
+    assert fused.run(spec("cpu")) == (registry.PARTS, parts)
+
+
+def test_the_parts_of_every_fused_op_are_ops_that_are_bound_beside_it() -> None:
+    ops = all_ops()
+    for op in ops.values():
+        assert all(ops[part.name] is part for part in op.parts)
+        assert op.run_by_parts is not None or not op.parts
+        if op.run_by_parts is not None:
+            _, *own = inspect.signature(op.run_by_parts).parameters.values()
+            assert own == list(op.signature.parameters.values()), op.name
 
 
 def test_the_contract_names() -> None:

@@ -1,4 +1,7 @@
-"""Every op has a provider on an Ascend NPU without a reference, named here when one is missing; no card is needed."""
+"""Every op has a provider on an Ascend NPU without a reference, named here when one is missing; no card is needed.
+
+A fused op needs none where each of its parts has one.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import pytest
 import torch
 
 from xgr_runtime.hal.providers import PROVIDER_MODULES, load_providers
-from xgr_runtime.hal.registry import REFERENCE, Op, OpSpec, all_ops, explain, impl
+from xgr_runtime.hal.registry import PARTS, REFERENCE, Op, OpSpec, all_ops, explain, impl
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,6 +20,8 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 A2 = "Ascend910B2"
 # Triton need not be installed: what it provides is bound only where the vendor's ops are refused.
 OPTIONAL_MODULES = {"xgr_ops.ascend.triton_kernels"}
+STOCK = ("torch_npu", "aten")
+FUSED = {name for name, op in all_ops().items() if op.run_by_parts is not None}
 
 
 def without_provider(ops: Mapping[str, Op[..., Any]], spec: OpSpec) -> dict[str, list[str]]:
@@ -41,15 +46,26 @@ def test_the_op_has_a_provider(name: str, dtype: torch.dtype) -> None:
     assert not missing, f"no Ascend provider: {missing}"
 
 
-@pytest.mark.parametrize("name", list(all_ops()))
+def who_serves(name: str, capability: str) -> str:
+    spec = OpSpec("npu", torch.bfloat16, capability)
+    binding, _ = explain(all_ops()[name], spec, allow_reference=False)
+    return binding.provider if binding else ""
+
+
+@pytest.mark.parametrize("name", sorted(all_ops().keys() - FUSED))
 @pytest.mark.parametrize("capability", [A2, "Ascend910_9391"])
 def test_the_op_is_served_by_stock_ops(name: str, capability: str) -> None:
     """Not by Triton, which has to be installed, on an Atlas A2 as on an A3."""
-    op = all_ops()[name]
-    binding, _ = explain(op, OpSpec("npu", torch.bfloat16, capability), allow_reference=False)
-    assert binding is not None, name
-    assert binding.provider in ("torch_npu", "aten"), name
-    assert binding.provider != REFERENCE
+    assert who_serves(name, capability) in STOCK
+
+
+@pytest.mark.parametrize("name", sorted(FUSED))
+@pytest.mark.parametrize("capability", [A2, "Ascend910_9391"])
+def test_a_fused_op_is_served_by_stock_ops_or_by_parts_that_are(name: str, capability: str) -> None:
+    parts = {part.name for part in all_ops()[name].parts}
+    assert not parts & FUSED  # else their parts would have to be asked for
+    assert {who_serves(part, capability) for part in parts} <= set(STOCK)
+    assert who_serves(name, capability) in (*STOCK, PARTS)
 
 
 def test_an_op_that_nobody_provides_is_named() -> None:

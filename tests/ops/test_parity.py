@@ -19,11 +19,21 @@ from xgr_runtime.conformance.op_case import OpCase
 from xgr_runtime.conformance.op_cases import GENERATORS
 from xgr_runtime.conformance.parity import DTYPES, check_provider, implementations, refusal
 from xgr_runtime.errors import OpUnavailable
+from xgr_runtime.hal.cpu import CpuDevice
 from xgr_runtime.hal.providers import load_providers
-from xgr_runtime.hal.registry import Op, OpSpec, all_ops, impl, resolve
+from xgr_runtime.hal.registry import (
+    PARTS,
+    REFERENCE,
+    Op,
+    OpSpec,
+    all_ops,
+    by_parts,
+    impl,
+    resolve,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from xgr_runtime.hal.device import Device
 
@@ -148,6 +158,45 @@ def test_a_provider_is_found_by_its_own_device() -> None:
     untyped: Any = op
     assert refusal(untyped, "twice", OpSpec("cpu", torch.float32)) is None
     assert refusal(untyped, "twice", OpSpec("cuda", torch.float32)) == "not today"
+
+
+def test_a_fused_op_is_checked_by_its_parts() -> None:
+    """With whoever provides them for a case, so that a wrong part shows in the fused op too."""
+    part = fresh_op()
+    fused: Op[..., Any] = Op(fresh_op().reference)
+
+    @by_parts(fused, part)
+    def call_it(parts: Any, x: torch.Tensor) -> torch.Tensor:
+        doubled: torch.Tensor = parts.double_it(x)
+        return doubled
+
+    def wrong(x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+    def cases(dtype: torch.dtype) -> Iterator[OpCase]:
+        yield OpCase("small", {"x": torch.ones(3, dtype=dtype)}, {"N": 1})
+        yield OpCase("large", {"x": torch.ones(3, dtype=dtype)}, {"N": 9})
+
+    def only_large(spec: OpSpec) -> str | None:
+        return None if spec.dims.get("N", 9) == 9 else "too small"
+
+    (reference, by_its_parts) = implementations(fused, "cpu")
+    assert (reference[0], by_its_parts[0]) == (REFERENCE, PARTS)
+    entry = check_provider(fused, *by_its_parts, torch.float32, CpuDevice(), cases)
+    assert (entry.num_run, entry.num_failed, entry.num_default) == (2, 0, 2)
+    impl(part, provider="wrong", device="cpu", accepts=only_large)(wrong)
+    entry = check_provider(fused, *by_its_parts, torch.float32, CpuDevice(), cases)
+    assert [case for case, _ in entry.failures] == ["large"]
+
+
+def test_parts_that_nobody_provides_are_a_refusal() -> None:
+    part, fused = fresh_op(), Op(fresh_op().reference)
+    by_parts(fused, part)(lambda parts, x: parts.double_it(x))
+    untyped: Any = fused
+    spec = OpSpec("cuda", torch.float32)
+    assert refusal(untyped, PARTS, spec) == "no provider of double_it"
+    impl(part, provider="twice", device="cuda")(part.reference)
+    assert refusal(untyped, PARTS, spec) is None
 
 
 def test_a_refused_spec_is_not_bound() -> None:

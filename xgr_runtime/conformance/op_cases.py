@@ -21,6 +21,10 @@ from xgr_runtime.conformance.layer_cases import (
     silu_mul,
 )
 from xgr_runtime.conformance.op_case import Generator, OpCase, results_only
+from xgr_runtime.conformance.rope_write_cases import (
+    rope_write_shared_kv,
+    rope_write_unshared_kv,
+)
 from xgr_runtime.conformance.selection_cases import (
     children_logsumexp,
     flag_failed_searches,
@@ -44,6 +48,8 @@ GENERATORS: Mapping[str, Generator] = {
         write_shared_kv,
         write_unshared_kv,
         reorder_unshared_kv,
+        rope_write_shared_kv,
+        rope_write_unshared_kv,
         rms_norm,
         add_rms_norm,
         rotary_embedding,

@@ -6,6 +6,7 @@ A provider that raises has failed that case, and the next one runs. Only a lost 
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,16 @@ from xgr_runtime.conformance.op_case import Generator, OpCase
 from xgr_runtime.conformance.op_cases import GENERATORS
 from xgr_runtime.hal.device import Device
 from xgr_runtime.hal.explain import explain_error
-from xgr_runtime.hal.registry import REFERENCE, Impl, Op, OpSpec, explain
+from xgr_runtime.hal.registry import (
+    PARTS,
+    REFERENCE,
+    Impl,
+    Op,
+    OpSpec,
+    bind_parts,
+    explain,
+    why_no_parts,
+)
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_FAILURES = 8  # as many messages are kept of one provider; all failed cases are counted
@@ -79,13 +89,20 @@ class ParityEntry:
 
 
 def implementations(op: Op[..., object], kind: str) -> list[tuple[str, Callable[..., Any]]]:
-    """(provider, function) of all that can run on that kind of device, the reference first."""
+    """(provider, function) of all that can run on that kind of device, the reference first.
+
+    A fused op runs by its parts too; that function gets the parts that are bound for a case in front of its arguments.
+    """
     own = [(i.provider, i.fn) for i in op.impls if i.device_kind == kind]
-    return [(REFERENCE, op.reference), *own]
+    by_parts = [] if op.run_by_parts is None else [(PARTS, op.run_by_parts)]
+    return [(REFERENCE, op.reference), *by_parts, *own]
 
 
 def refusal(op: Op[..., object], provider: str, spec: OpSpec) -> str | None:
     """Why the provider does not take the spec, None where it does."""
+    if provider == PARTS:
+        _, missing = bind_parts(op, spec, allow_reference=False)
+        return why_no_parts(missing) if missing else None
     found: list[Impl[..., object]] = [
         i for i in op.impls if (i.provider, i.device_kind) == (provider, spec.device_kind)
     ]
@@ -118,7 +135,8 @@ def check_provider(
             continue
         entry.num_run += 1
         try:
-            for name, error in _errors(op, fn, case, dtype, native, device):
+            bound = _with_parts(op, provider, fn, spec)
+            for name, error in _errors(op, bound, case, dtype, native, device):
                 entry.note_error(f"{case.label}, {name}", error)
         except Difference as difference:
             entry.note_failure(case.label, str(difference))
@@ -129,6 +147,15 @@ def check_provider(
                 break
     entry.seconds = time.perf_counter() - start
     return entry
+
+
+def _with_parts(
+    op: Op[..., object], provider: str, fn: Callable[..., Any], spec: OpSpec
+) -> Callable[..., Any]:
+    """What is called for the spec: the function itself, or with the parts that are bound there."""
+    if provider != PARTS:
+        return fn
+    return partial(fn, bind_parts(op, spec, allow_reference=False)[0])
 
 
 def _errors(

@@ -9,7 +9,7 @@ a device needs a provider for the parts alone.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
@@ -213,11 +213,11 @@ def explain(
             )
         refusals.append(Refusal(candidate.provider, reason))
     if target.run_by_parts is not None:
-        bound, missing = _bind_parts(target, spec, allow_reference=allow_reference)
+        bound, missing = bind_parts(target, spec, allow_reference=allow_reference)
         if not missing:
             fn = partial(target.run_by_parts, bound)
             return Binding(target.name, PARTS, fn, tuple(refusals)), tuple(refusals)
-        refusals.append(Refusal(PARTS, f"no provider of {', '.join(missing)}"))
+        refusals.append(Refusal(PARTS, why_no_parts(missing)))
     if spec.device_kind == "cpu" or allow_reference:
         return Binding(target.name, REFERENCE, target.reference, tuple(refusals)), tuple(refusals)
     refusals.append(
@@ -229,10 +229,10 @@ def explain(
     return None, tuple(refusals)
 
 
-def _bind_parts(
+def bind_parts(
     target: Op[P, R], spec: OpSpec, *, allow_reference: bool
 ) -> tuple[SimpleNamespace, list[str]]:
-    """The functions of the parts by name, and the names of parts that nobody provides."""
+    """The functions of a fused op's parts by name, and the names of parts that nobody provides."""
     bound, missing = SimpleNamespace(), []
     for part in target.parts:
         binding, _ = explain(part, spec, allow_reference=allow_reference)
@@ -241,6 +241,11 @@ def _bind_parts(
         else:
             setattr(bound, part.name, binding.fn)
     return bound, missing
+
+
+def why_no_parts(missing: Sequence[str]) -> str:
+    """The refusal of a fused op whose parts of these names nobody provides."""
+    return f"no provider of {', '.join(missing)}"
 
 
 def resolve(target: Op[P, R], spec: OpSpec, *, allow_reference: bool) -> Binding[P, R]:
