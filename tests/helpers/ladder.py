@@ -6,15 +6,18 @@ import json
 import os
 from pathlib import Path
 
-from xgr_runtime.hal.registry import REFERENCE
+from xgr_runtime.hal.registry import PARTS, REFERENCE
 
 FILE_VARIABLE, RUNG_VARIABLE = "XGR_LADDER_PROVIDERS", "XGR_LADDER_RUNG"
 
 
 def note_executed(device_kind: str, op: str, provider: str, dtype: str) -> None:
-    """Note that cases of this provider ran on an NPU and agreed; nothing where the variable is not set."""
+    """Note that cases of this provider ran on an NPU and agreed; nothing where the variable is not set.
+
+    Parts are providers of ops of their own.
+    """
     target = os.environ.get(FILE_VARIABLE)
-    if not target or device_kind != "npu" or provider == REFERENCE:
+    if not target or device_kind != "npu" or provider in (PARTS, REFERENCE):
         return
     line = {"op": op, "provider": provider, "dtype": dtype}
     line["rung"] = os.environ.get(RUNG_VARIABLE, "")

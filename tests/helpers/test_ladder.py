@@ -23,6 +23,7 @@ def test_providers_of_an_npu_are_noted_and_nothing_else(
     monkeypatch.setenv(RUNG_VARIABLE, "L2")
     note_executed("cpu", "rms_norm", "numpy", "float32")
     note_executed("npu", "rms_norm", "reference", "float32")
+    note_executed("npu", "beam_attention", "parts", "float32")
     assert not target.exists()
     note_executed("npu", "rms_norm", "torch_npu", "float16")
     note_executed("npu", "silu_mul", "aten", "float32")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -21,7 +22,7 @@ from tools._ladder import l3_world
 from tools._ladder.l3_recorder import BorderRecorder, FakeRecorder, signature
 from xgr_runtime.hal.ascend import AscendDevice
 from xgr_runtime.hal.bound import BoundOps, bind_ops
-from xgr_runtime.hal.registry import all_ops
+from xgr_runtime.hal.registry import PARTS, all_ops
 from xgr_runtime.models.registry import load_model
 from xgr_runtime.xschedule.engine_parts import build_parts
 
@@ -83,7 +84,7 @@ class Providers:
     _seen: set[Any] = field(default_factory=set)
 
     def bind(self, *args: Any, **kwargs: Any) -> BoundOps:
-        """`bind_ops`, with every function wrapped."""
+        """`bind_ops`, with every function wrapped; a fused op that runs by its parts calls the wrapped ones."""
         bound = bind_ops(*args, **kwargs)
         wrapped = {
             binding.op_name: self._wrapped(
@@ -92,7 +93,14 @@ class Providers:
                 self.planted.get(binding.op_name, binding.fn),
             )
             for binding in bound.bindings
+            if binding.provider != PARTS
         }
+        for binding in bound.bindings:
+            run_by_parts = all_ops()[binding.op_name].run_by_parts
+            if binding.provider == PARTS and run_by_parts is not None:
+                wrapped[binding.op_name] = functools.partial(
+                    run_by_parts, SimpleNamespace(**wrapped)
+                )
         return BoundOps(bindings=bound.bindings, **wrapped)
 
     def _wrapped(self, op_name: str, provider: str, fn: Callable[..., Any]) -> Callable[..., Any]:
