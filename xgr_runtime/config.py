@@ -117,6 +117,26 @@ class CacheConfig:
 
 
 @dataclass(frozen=True)
+class BucketsConfig:
+    """Sizes that graphs are captured for, each list ascending; its largest possible size is always added.
+
+    An empty list is one of ours, as fine as the device's number of graphs allows (`xgr_runtime/xschedule/ladder.py`).
+    tokens: new history tokens of a batch. rows: beam rows of a group in one round. histories: of a batch.
+    history_tokens: bounds of the longest history, cached tokens included. normalizations: beside search.normalization,
+    those that are captured; any other is answered by the same kernels launched one by one.
+
+    at_start false: a graph is captured when the first batch of its bucket comes, which waits for it.
+    """
+
+    at_start: bool = True
+    tokens: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
+    histories: tuple[int, ...] = ()
+    history_tokens: tuple[int, ...] = ()
+    normalizations: tuple[Normalization, ...] = ("vocab", "level")
+
+
+@dataclass(frozen=True)
 class OpsConfig:
     """allow_reference: accept the torch reference of an op on an accelerator (slow; `Engine.describe` lists it)."""
 
@@ -169,6 +189,7 @@ class RuntimeConfig:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
+    buckets: BucketsConfig = field(default_factory=BucketsConfig)
     ops: OpsConfig = field(default_factory=OpsConfig)
     service: ServiceConfig = field(default_factory=ServiceConfig)
 

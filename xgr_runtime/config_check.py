@@ -80,6 +80,13 @@ BOUNDS = (
     ("search.beam_width", "limits.max_beam_width"),
     ("search.num_results", "limits.max_num_results"),
 )
+# list of sizes, option that bounds it
+SIZES = (
+    ("buckets.tokens", "scheduler.max_batch_tokens"),
+    ("buckets.rows", "scheduler.max_batch_rows"),
+    ("buckets.histories", "scheduler.max_batch_histories"),
+    ("buckets.history_tokens", "limits.max_prompt_tokens"),
+)
 
 
 def check_config(config: "RuntimeConfig") -> None:
@@ -93,6 +100,7 @@ def check_config(config: "RuntimeConfig") -> None:
         if value > bound:
             raise ConfigError(f"{name} must not exceed {bound_name} ({bound}), got {value}")
     _check_pages(config)
+    _check_sizes(config)
     _check_tokens(config)
     _check_texts(config)
     if config.service.allow_catalog_admin and not config.service.catalog_folder:
@@ -114,6 +122,26 @@ def _check_pages(config: "RuntimeConfig") -> None:
             f"cache.num_pages must be 0 or at least {needed}, the null page and the longest prompt "
             f"(limits.max_prompt_tokens {config.limits.max_prompt_tokens}), got {num_pages}"
         )
+
+
+def _check_sizes(config: "RuntimeConfig") -> None:
+    for name, bound_name in SIZES:
+        bound, before = _value(config, bound_name), 0
+        for size in _sizes(config, name):
+            if not before < size <= bound:
+                raise ConfigError(
+                    f"{name} must ascend from 1 at least to {bound_name} ({bound}) at most, got {shown(size)} behind {before}"
+                )
+            before = size
+
+
+def _sizes(config: "RuntimeConfig", name: str) -> list[int]:
+    sizes = []
+    for size in _get(config, name):  # type: ignore[attr-defined]
+        if type(size) is not int:
+            raise ConfigError(f"{name} must be a list of whole numbers, got {shown(size)}")
+        sizes.append(size)
+    return sizes
 
 
 def _check_tokens(config: "RuntimeConfig") -> None:

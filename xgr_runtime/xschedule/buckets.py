@@ -1,13 +1,14 @@
-"""Static sizes of a batch. A captured graph exists per bucket; a device that captures nothing pads only a little.
+"""Static sizes of a batch. Where graphs are captured they come from a ladder (`xschedule.ladder`); elsewhere they fit closely.
 
 The prefill and each group's rounds have buckets of their own, so that one prefill graph serves whatever widths follow.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from xgr_runtime.xschedule.batch import PackedHistories, SearchGroup
+from xgr_runtime.xschedule.batch import Batch, PackedHistories, SearchGroup
 from xgr_runtime.xschedule.capacities import Capacities
 
 
@@ -22,10 +23,14 @@ class SharedBucket:
 
 @dataclass(frozen=True)
 class PrefillBucket:
-    """Padded sizes of the histories of a batch. max_q: most new tokens of one history, max_kv with the cached ones."""
+    """Padded sizes of the histories of a batch. max_q: most new tokens of one history, max_kv with the cached ones.
+
+    max_kv is at least that of `shared`: lengths of a history matter less to a prefill than to the rounds.
+    """
 
     num_tokens: int
     max_q: int
+    max_kv: int
     shared: SharedBucket
 
 
@@ -48,6 +53,26 @@ class RoundsBucket:
 
 
 @dataclass(frozen=True)
+class BatchBuckets:
+    """The buckets that hold a batch: its histories, and each of its groups."""
+
+    prefill: PrefillBucket
+    groups: tuple[RoundsBucket, ...]
+
+
+class Sizes(Protocol):
+    """The rule by which batches are padded."""
+
+    def of(self, batch: Batch) -> BatchBuckets:
+        """The buckets that hold `batch`; every batch within the capacities has some."""
+        ...
+
+    def padded_histories(self, num_histories: int) -> int:
+        """How many histories a batch of so many is padded to, where no history has several searches."""
+        ...
+
+
+@dataclass(frozen=True)
 class HostLengths:
     """Lengths of a batch's histories as the host knows them, padded to the bucket; see `hal.ops.attention`.
 
@@ -65,62 +90,60 @@ def host_lengths_of(histories: PackedHistories, bucket: SharedBucket) -> HostLen
     return HostLengths((*starts, *starts[-1:] * num_padding), (*lengths, *[0] * num_padding))
 
 
-def round_up(size: int, capacity: int, *, is_coarse: bool) -> int:
-    """The bucket of `size`: the next of four steps an octave (coarse), or the next multiple of 8, at most `capacity`."""
-    step = 8
-    if is_coarse and size > 32:
-        step = 1 << max(3, (size - 1).bit_length() - 3)
+def most_rows_L(group: SearchGroup) -> list[int]:  # noqa: N802 - the suffix is its shape
+    """Per round the rows of the history that has most of them."""
+    return [
+        int(np.bincount(group.history_of_S, weights=widths).max()) for widths in group.widths_SL.T
+    ]
+
+
+def round_up(size: int, capacity: int, step: int = 8) -> int:
+    """The next multiple of `step`, at most `capacity`."""
     return min(capacity, -(-size // step) * step)
 
 
-def prefill_bucket_of(
-    histories: PackedHistories,
-    capacities: Capacities,
-    *,
-    is_coarse: bool,
-    is_prefill_coarse: bool,
-) -> PrefillBucket:
-    """The bucket that holds `histories`.
+@dataclass(frozen=True)
+class CloseFit:
+    """Where nothing is captured: multiples of eight, so that shapes repeat, and powers of two of histories and searches."""
 
-    is_coarse: whether the rounds are captured. is_prefill_coarse: whether the prefill is too. Where only the rounds are, there
-    is a graph a round, of which there must be few, and kernels are told the lengths: max_kv has the classes of the pages.
-    """
-    c = capacities
-    longest = int(histories.kv_lens_H.max())
-    if is_coarse and not is_prefill_coarse:
-        max_kv = _power_of_two(longest, c.max_history_tokens)
-    else:
-        max_kv = round_up(longest, c.max_history_tokens, is_coarse=is_coarse)
-    return PrefillBucket(
-        num_tokens=round_up(len(histories.token_ids_T), c.num_tokens, is_coarse=is_prefill_coarse),
-        max_q=_max_q(int(np.diff(histories.q_start_H1).max()), max_kv, is_coarse=is_prefill_coarse),
-        shared=SharedBucket(
-            num_histories=_power_of_two(histories.num_histories, c.num_histories),
+    capacities: Capacities
+
+    def of(self, batch: Batch) -> BatchBuckets:
+        """The buckets that hold `batch`."""
+        c, histories = self.capacities, batch.histories
+        max_kv = round_up(int(histories.kv_lens_H.max()), c.max_history_tokens)
+        shared = SharedBucket(
+            num_histories=self.padded_histories(histories.num_histories),
             max_kv=max_kv,
             num_pages=_power_of_two(histories.page_table_HP.shape[1], c.num_pages_per_history),
-        ),
+        )
+        prefill = close_prefill_bucket(histories, c, shared)
+        return BatchBuckets(prefill, tuple(self._group(group) for group in batch.groups))
+
+    def padded_histories(self, num_histories: int) -> int:
+        """The next power of two, at most as many as a batch may have."""
+        return _power_of_two(num_histories, self.capacities.num_histories)
+
+    def _group(self, group: SearchGroup) -> RoundsBucket:
+        c = self.capacities
+        totals = group.widths_SL.sum(axis=0).tolist()
+        return RoundsBucket(
+            num_searches=_power_of_two(group.num_searches, c.num_searches),
+            rows=tuple(round_up(n, c.num_rows) for n in totals),
+            max_rows=tuple(round_up(n, c.num_rows) for n in most_rows_L(group)),
+        )
+
+
+def close_prefill_bucket(
+    histories: PackedHistories, capacities: Capacities, shared: SharedBucket
+) -> PrefillBucket:
+    """The bucket of a prefill that is not captured."""
+    return PrefillBucket(
+        num_tokens=round_up(histories.num_scheduled_tokens, capacities.num_tokens),
+        max_q=round_up(int(np.diff(histories.q_start_H1).max()), shared.max_kv),
+        max_kv=shared.max_kv,
+        shared=shared,
     )
-
-
-def rounds_bucket_of(
-    group: SearchGroup, capacities: Capacities, *, is_coarse: bool
-) -> RoundsBucket:
-    """The bucket that holds `group`."""
-    c = capacities
-    totals = group.widths_SL.sum(axis=0)
-    largest = [np.bincount(group.history_of_S, weights=w).max() for w in group.widths_SL.T]
-    return RoundsBucket(
-        num_searches=_power_of_two(group.num_searches, c.num_searches),
-        rows=tuple(round_up(int(n), c.num_rows, is_coarse=is_coarse) for n in totals),
-        max_rows=tuple(round_up(int(n), c.num_rows, is_coarse=is_coarse) for n in largest),
-    )
-
-
-def _max_q(longest: int, max_kv: int, *, is_coarse: bool) -> int:
-    """Where graphs are captured, few classes: all of a history new (or more than half of it), or a power of two."""
-    if not is_coarse:
-        return round_up(longest, max_kv, is_coarse=False)
-    return max_kv if 2 * longest > max_kv else _power_of_two(max(8, longest), max_kv)
 
 
 def _power_of_two(size: int, capacity: int) -> int:

@@ -13,10 +13,12 @@ from xgr_runtime.kvcache.prefix_cache import PrefixCache, root_key
 from xgr_runtime.models.base import RecModel, check_positions
 from xgr_runtime.xbeam.rules import RuleCache
 from xgr_runtime.xbeam.template import Template
+from xgr_runtime.xschedule.buckets import CloseFit, Sizes
 from xgr_runtime.xschedule.capacities import capacities_of, default_num_pages
 from xgr_runtime.xschedule.catalogs import CatalogStore
 from xgr_runtime.xschedule.graph_runner import GraphRunner
 from xgr_runtime.xschedule.intake import Intake
+from xgr_runtime.xschedule.ladder import ladder_of
 from xgr_runtime.xschedule.model_runner import ModelRunner
 from xgr_runtime.xschedule.scheduler import Scheduler
 from xgr_runtime.xschedule.worker import Worker
@@ -48,6 +50,10 @@ def build_parts(
     check_positions(model, config.limits.max_prompt_tokens, capacities.num_levels)
     page_size = cache.page_size_tokens
     num_pages = cache.num_pages or default_num_pages(config, model.kv_spec.page_bytes(page_size))
+    graphs = GraphRunner(device, is_allowed=config.graphs)
+    sizes: Sizes = CloseFit(capacities)
+    if graphs.is_capturing:
+        sizes = ladder_of(config, capacities, device)
     runner = ModelRunner(
         model,
         device,
@@ -56,9 +62,9 @@ def build_parts(
         num_pages,
         page_size,
         allow_reference=config.ops.allow_reference,
+        sizes=sizes,
     )
     rule_cache = RuleCache(cache.rule_cache_bytes)
-    graphs = GraphRunner(device, is_allowed=config.graphs)
     catalogs = CatalogStore(
         cache, device, model.head, rule_cache, capacities.num_searches, graphs.drop_slot
     )

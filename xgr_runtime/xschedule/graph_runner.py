@@ -5,12 +5,16 @@ device's choice: a GPU puts all of them into one graph, an Ascend NPU keeps one 
 host between segments.
 """
 
+import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from xgr_runtime.hal.device import Device, Graph, Timer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -20,7 +24,7 @@ class Segment:
     timer: what `run` records into. points: of that timer, the segment's first and last, which the runner records.
     kv_lens: the histories' lengths, for graphs that are told them at replay. slot_index: the catalogue slot it reads, None
     where it reads none. is_eager: never captured. before_capture: makes what other segments leave for this one harmless to
-    read, since a capture may run it before they ran.
+    read, since a capture may run it before they ran. captured_by: what would have made a graph of it, for a warning.
     """
 
     name: str
@@ -32,6 +36,7 @@ class Segment:
     slot_index: int | None = None
     is_eager: bool = False
     before_capture: Callable[[], None] = lambda: None
+    captured_by: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,21 +57,50 @@ class _Captured:
 
 
 class GraphRunner:
-    """Keeps the captured graphs of one device, the least recently used beyond `max_graphs` dropped.
+    """Keeps the captured graphs of one device.
 
-    `run` belongs to one thread; `drop_slot` may be called from any. max_graphs: None for as many as the device allows.
-    is_allowed: whether to capture where the device can.
+    While it is open, a segment without a graph is captured, and the least recently used graphs beyond `max_graphs` go.
+    Once it is closed, nothing is captured: such a segment runs op by op, on the same addresses and sizes. `run` and what
+    opens and closes belong to one thread; `drop_slot` may be called from any.
+
+    max_graphs: None for as many as the device allows. is_allowed: whether to capture where the device can.
     """
 
     def __init__(
         self, device: Device, max_graphs: int | None = None, *, is_allowed: bool = True
     ) -> None:
         self._device = device
-        self._max_graphs = device.max_graphs if max_graphs is None else max_graphs
+        self.max_graphs = device.max_graphs if max_graphs is None else max_graphs
         self.is_capturing = device.is_capturing_supported and is_allowed
         self._graphs: OrderedDict[Hashable, _Captured] = OrderedDict()
         self._lock = threading.Lock()
+        self._is_open = True
+        self._eager_names: set[str] = set()
         self.num_captures = 0
+        self.num_eager = 0
+
+    @property
+    def num_graphs(self) -> int:
+        """How many there are now."""
+        return len(self._graphs)
+
+    def close(self) -> None:
+        """Capture nothing from now on but in `opened`."""
+        self._is_open = False
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Capture what is missing while it lasts; between batches."""
+        before, self._is_open = self._is_open, True
+        try:
+            yield
+        finally:
+            self._is_open = before
+
+    def has_all(self, segments: Sequence[Segment]) -> bool:
+        """Whether each of them has a graph, or never gets one."""
+        with self._lock:
+            return all(segment.is_eager or segment.key in self._graphs for segment in segments)
 
     def run(self, segments: Sequence[Segment]) -> list[Timer]:
         """Run or replay one part of a plan: the prefill, or all rounds of a group. Returns the timers it records into.
@@ -98,18 +132,31 @@ class GraphRunner:
             for key in [k for k, found in self._graphs.items() if found.slot_index == slot_index]:
                 del self._graphs[key]
 
-    def _find(self, segment: Segment) -> _Captured:
+    def _find(self, segment: Segment) -> _Captured | None:
         with self._lock:
             if segment.key in self._graphs:
                 self._graphs.move_to_end(segment.key)
                 return self._graphs[segment.key]
+        return self._capture(segment) if self._is_open else self._note_eager(segment)
+
+    def _capture(self, segment: Segment) -> _Captured:
         with self._device.segment(segment.name):
             segment.before_capture()
         graph = self._device.capture(segment.name, segment.run)
         captured = _Captured(graph, segment.timer, segment.slot_index)
         self.num_captures += 1
         with self._lock:
-            while len(self._graphs) >= self._max_graphs:
+            while len(self._graphs) >= self.max_graphs:
                 self._graphs.popitem(last=False)
             self._graphs[segment.key] = captured
         return captured
+
+    def _note_eager(self, segment: Segment) -> None:
+        self.num_eager += 1
+        if segment.captured_by not in self._eager_names:
+            self._eager_names.add(segment.captured_by)
+            logger.warning(
+                "%s runs op by op, slower, as no graph was captured for it: %s",
+                segment.name,
+                segment.captured_by,
+            )

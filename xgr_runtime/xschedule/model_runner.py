@@ -22,7 +22,13 @@ from xgr_runtime.types import Normalization
 from xgr_runtime.xbeam.search import LevelHead, run_round
 from xgr_runtime.xbeam.slot import CatalogSlot
 from xgr_runtime.xbeam.state import BeamState
-from xgr_runtime.xschedule.buckets import HostLengths, PrefillBucket, RoundsBucket, SharedBucket
+from xgr_runtime.xschedule.buckets import (
+    HostLengths,
+    PrefillBucket,
+    RoundsBucket,
+    SharedBucket,
+    Sizes,
+)
 from xgr_runtime.xschedule.buffers import GroupBuffers, GroupInputs, HistoryBuffers, SharedInputs
 from xgr_runtime.xschedule.capacities import Capacities
 from xgr_runtime.xschedule.graph_runner import GraphPlan, Segment
@@ -67,8 +73,10 @@ class ModelRunner:
         page_size: int,
         *,
         allow_reference: bool,
+        sizes: Sizes,
     ) -> None:
         self._model, self._device, self._dtype = model, device, dtype
+        self.sizes = sizes
         self._allow_reference = allow_reference
         self.capacities = capacities
         place = device.torch_device
@@ -148,10 +156,12 @@ class ModelRunner:
         tokens = bucket.num_tokens
         shared = bucket.shared
         sizes = {"T": tokens, "N": tokens, "H": shared.num_histories}
-        ops = self.bind({**sizes, "max_q": bucket.max_q, "max_kv": shared.max_kv})
+        ops = self.bind({**sizes, "max_q": bucket.max_q, "max_kv": bucket.max_kv})
+        # Of the histories' sizes a prefill depends on their number and on its own bound of their lengths alone.
+        key = ("prefill", tokens, bucket.max_q, bucket.max_kv, shared.num_histories)
         return Segment(
             "prefill",
-            ("prefill", bucket),
+            (*key, shared.num_pages),
             partial(self._prefill, ops, bucket, lengths),
             self._device.timer(),
             PREFILL_POINTS,
@@ -191,6 +201,8 @@ class ModelRunner:
                     kv_lens,
                     target.slot_index,
                     before_capture=self.state.clear,
+                    captured_by=f"buckets.normalizations would have to list {target.normalization}, and the catalogue's slot "
+                    f"({target.slot_index}) to be there when graphs are captured",
                 )
             )
         return tuple(segments)
@@ -215,7 +227,7 @@ class ModelRunner:
                 page_table_HP=shared.page_table_HP,
                 last_row_H=inputs.last_row_H,
                 max_q=bucket.max_q,
-                max_kv=bucket.shared.max_kv,
+                max_kv=bucket.max_kv,
                 q_starts=lengths.q_starts,
                 kv_lens=lengths.kv_lens,
             ),

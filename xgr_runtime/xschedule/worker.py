@@ -15,7 +15,7 @@ from xgr_runtime.hal.explain import explain_error
 from xgr_runtime.xbeam.rules import RuleCache
 from xgr_runtime.xbeam.state import BeamOutcome
 from xgr_runtime.xschedule.batch import Batch, BatchOutput, GroupOutput, SearchGroup
-from xgr_runtime.xschedule.buckets import host_lengths_of, prefill_bucket_of, rounds_bucket_of
+from xgr_runtime.xschedule.buckets import host_lengths_of
 from xgr_runtime.xschedule.catalogs import LoadedCatalog
 from xgr_runtime.xschedule.graph_runner import GraphRunner
 from xgr_runtime.xschedule.model_runner import ModelRunner, Target
@@ -57,19 +57,11 @@ class Worker:
             raise explained from error
 
     def _run(self, batch: Batch) -> BatchOutput:
-        runner, is_coarse = self._runner, self.graphs.is_capturing
+        runner = self._runner
         clock = self._clock
         histories = batch.histories
-        prefill = prefill_bucket_of(
-            histories,
-            runner.capacities,
-            is_coarse=is_coarse,
-            is_prefill_coarse=is_coarse and self._device.is_prefill_captured,
-        )
-        buckets = [
-            rounds_bucket_of(group, runner.capacities, is_coarse=is_coarse)
-            for group in batch.groups
-        ]
+        sizes = runner.sizes.of(batch)
+        prefill, buckets = sizes.prefill, sizes.groups
         targets = [self._target(group) for group in batch.groups]
         lengths = host_lengths_of(histories, prefill.shared)
         plan = runner.plan(prefill, list(zip(buckets, targets, strict=True)), lengths)

@@ -1,0 +1,254 @@
+"""The ladder of buckets that graphs are captured for: a short list, fixed when the engine starts.
+
+A batch is padded to the smallest rung that holds it, so that no batch within the limits ever needs a graph that is not
+there. What costs time is exact or nearly so: new tokens and rows, which every product runs over. What only bounds a
+loop has one size or few, since each size multiplies the graphs: page tables have full width, and new tokens, rows and
+tokens of one history are bounded by what there may be at most, as kernels read the true lengths on the device.
+
+All rounds of a group have the rows of its widest level. Where widths are equal, the usual case, nothing is lost; where
+they grow from level to level the first rounds run over more rows than they have, which a graph per combination of widths
+would avoid and no list of graphs could hold.
+
+Where every round is a graph of its own (an Ascend NPU) graphs are few, and attention pads each history to the one with
+most rows: such a ladder has fewer sizes of rows, more of histories, and for each of them rows in equal shares beside
+rows of any shares. Its prefill is not captured and fits closely.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from xgr_runtime.config import RuntimeConfig
+from xgr_runtime.errors import ConfigError
+from xgr_runtime.hal.device import Device
+from xgr_runtime.types import Normalization
+from xgr_runtime.xschedule.batch import Batch, SearchGroup
+from xgr_runtime.xschedule.buckets import (
+    BatchBuckets,
+    PrefillBucket,
+    RoundsBucket,
+    SharedBucket,
+    close_prefill_bucket,
+    most_rows_L,
+)
+from xgr_runtime.xschedule.capacities import Capacities
+
+FIRST_TOKENS, FIRST_ROWS = 128, 64
+# How far apart sizes of rows are, finest first: the steps that an octave beyond 512 is cut into, then factors.
+_ROW_STEPS = 2
+_ROW_FACTORS = (2, 4)
+_TOKEN_STEPS = 4
+_FEW_ROWS = 256  # padding each history to so many costs little
+_ALMOST = 0.95  # a size that near below the largest one is left out
+
+
+@dataclass(frozen=True)
+class Rung:
+    """The sizes that exist for batches of up to `num_histories` histories, and as many searches of one group.
+
+    tokens: new tokens, ascending, () where prefills are not captured. rows: (rows of a round, most of them of one
+    history), ascending.
+    """
+
+    num_histories: int
+    tokens: tuple[int, ...]
+    rows: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """rungs: by ascending num_histories; the last one holds every batch. history_tokens: bounds of a history's length."""
+
+    capacities: Capacities
+    rungs: tuple[Rung, ...]
+    history_tokens: tuple[int, ...]
+
+    def of(self, batch: Batch) -> BatchBuckets:
+        """The smallest buckets that hold `batch`."""
+        largest = max(batch.num_histories, *(group.num_searches for group in batch.groups))
+        for rung in self.rungs:
+            if rung.num_histories < largest:
+                continue
+            shared = self._shared(rung, int(batch.histories.kv_lens_H.max()))
+            prefill = self._prefill(rung, shared, batch)
+            groups = [_hold(rung, group) for group in batch.groups]
+            if prefill is not None and None not in groups:
+                return BatchBuckets(prefill, tuple(group for group in groups if group is not None))
+        raise AssertionError(f"no bucket holds batch {batch.batch_id}: it is beyond the limits")
+
+    def padded_histories(self, num_histories: int) -> int:
+        """The histories of the rung that holds so many."""
+        sizes = [r.num_histories for r in self.rungs if r.num_histories >= num_histories]
+        return sizes[0]
+
+    def prefills(self) -> Iterator[PrefillBucket]:
+        """Every bucket that a prefill is captured for."""
+        for rung in self.rungs:
+            for num_tokens in rung.tokens:
+                for shared in self._all_shared(rung)[-1:]:
+                    yield self._prefill_bucket(num_tokens, shared)
+
+    def rounds(self, num_levels: int) -> Iterator[tuple[SharedBucket, RoundsBucket]]:
+        """Every bucket that rounds over a catalogue of so many levels are captured for."""
+        for rung in self.rungs:
+            for shared in self._all_shared(rung):
+                for rows, max_rows in rung.rows:
+                    yield shared, _rounds_bucket(rung.num_histories, rows, max_rows, num_levels)
+
+    def describe(self) -> dict[str, object]:
+        """The list for people."""
+        return {
+            "history_tokens": list(self.history_tokens),
+            "histories": {
+                rung.num_histories: {
+                    "tokens": list(rung.tokens),
+                    "rows": [
+                        rows if rows == most else f"{rows}, up to {most} of one history"
+                        for rows, most in rung.rows
+                    ],
+                }
+                for rung in self.rungs
+            },
+        }
+
+    def _shared(self, rung: Rung, longest: int) -> SharedBucket:
+        max_kv = next(size for size in self.history_tokens if size >= longest)
+        return SharedBucket(rung.num_histories, max_kv, self.capacities.num_pages_per_history)
+
+    def _all_shared(self, rung: Rung) -> list[SharedBucket]:
+        return [self._shared(rung, max_kv) for max_kv in self.history_tokens]
+
+    def _prefill(self, rung: Rung, shared: SharedBucket, batch: Batch) -> PrefillBucket | None:
+        if not rung.tokens:
+            return close_prefill_bucket(batch.histories, self.capacities, shared)
+        needed = batch.histories.num_scheduled_tokens
+        sizes = [size for size in rung.tokens if size >= needed]
+        return self._prefill_bucket(sizes[0], shared) if sizes else None
+
+    def _prefill_bucket(self, num_tokens: int, shared: SharedBucket) -> PrefillBucket:
+        longest = self.capacities.max_history_tokens
+        return PrefillBucket(num_tokens, min(num_tokens, longest), longest, shared)
+
+
+def _hold(rung: Rung, group: SearchGroup) -> RoundsBucket | None:
+    needed, most = int(group.widths_SL.sum(axis=0).max()), max(most_rows_L(group))
+    for rows, max_rows in rung.rows:
+        if rows >= needed and max_rows >= most:
+            return _rounds_bucket(rung.num_histories, rows, max_rows, group.num_levels)
+    return None
+
+
+def _rounds_bucket(num_searches: int, rows: int, max_rows: int, num_levels: int) -> RoundsBucket:
+    return RoundsBucket(num_searches, (rows,) * num_levels, (max_rows,) * num_levels)
+
+
+def ladder_of(config: RuntimeConfig, capacities: Capacities, device: Device) -> Ladder:
+    """The ladder of a configuration on a device that captures.
+
+    Sizes that `buckets` leaves open are as many as fit the graphs that the device may hold: for the catalogues of the
+    configuration, two versions of each, and its normalisations. Raises ConfigError when the sizes that it names do not fit.
+    Graphs that are captured when they are needed make room for one another, so these always fit.
+    """
+    options, c = config.buckets, capacities
+    history_tokens = (*options.history_tokens, c.max_history_tokens)
+    history_tokens = tuple(sorted(set(history_tokens)))
+    num_targets = len(captured_normalizations(config)) * max(1, len(config.catalogs))
+    num_targets *= min(2, config.cache.catalog_slots)
+    num_parts = capacities.num_levels if device.is_graph_per_round else 1
+    found: Ladder | None = None
+    for histories, rows in _choices(config, capacities, device):
+        rungs = tuple(_rungs(config, capacities, device, histories, rows))
+        found = Ladder(capacities, rungs, history_tokens)
+        num_graphs = sum(1 for _ in found.prefills())
+        num_graphs += num_targets * num_parts * sum(1 for _ in found.rounds(1))
+        if num_graphs <= device.max_graphs or not options.at_start:
+            return found
+    assert found is not None
+    if options.rows or options.histories or options.tokens:
+        raise ConfigError(
+            f"the sizes of buckets need {num_graphs} graphs, and {device.name} holds at most {device.max_graphs}; shorten "
+            "buckets.rows, buckets.histories, buckets.tokens or buckets.normalizations"
+        )
+    return found
+
+
+def captured_normalizations(config: RuntimeConfig) -> tuple[Normalization, ...]:
+    """Those that graphs are captured for, the one of requests that name none first."""
+    return tuple(dict.fromkeys((config.search.normalization, *config.buckets.normalizations)))
+
+
+def _choices(
+    config: RuntimeConfig, capacities: Capacities, device: Device
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(sizes of histories, sizes of rows), the most sizes first; what the configuration names is in all of them."""
+    c, options = capacities, config.buckets
+    top = (c.num_histories,)
+    wide = _by_factor(1, c.num_histories, 4 if device.is_graph_per_round else 8)
+    narrow = tuple(sorted({1, *top}))
+    rows: list[tuple[int, ...]] = [
+        _by_factor(FIRST_ROWS, c.num_rows, factor) for factor in _ROW_FACTORS
+    ]
+    if not device.is_graph_per_round:
+        rows.insert(0, _by_octave(FIRST_ROWS, c.num_rows, _ROW_STEPS))
+    named = tuple(sorted({*options.histories, *top})), tuple(sorted({*options.rows, c.num_rows}))
+    for histories in (wide, narrow, top):
+        for sizes in (*rows, (c.num_rows,)):
+            yield (
+                named[0] if options.histories else histories,
+                named[1] if options.rows else sizes,
+            )
+
+
+def _rungs(
+    config: RuntimeConfig,
+    capacities: Capacities,
+    device: Device,
+    histories: tuple[int, ...],
+    rows: tuple[int, ...],
+) -> Iterator[Rung]:
+    c, width = capacities, config.limits.max_beam_width
+    tokens = config.buckets.tokens or _by_octave(FIRST_TOKENS, c.num_tokens, _TOKEN_STEPS)
+    fewer = 0
+    for number in histories:
+        # A batch of few histories has at most so much; one of more histories than the rung before has at least `fewer`.
+        most_tokens = min(c.num_tokens, number * c.max_history_tokens)
+        most_rows = min(c.num_rows, number * width)
+        yield Rung(
+            number,
+            _within(tokens, fewer, most_tokens) if device.is_prefill_captured else (),
+            tuple(_shares(_within(rows, fewer, most_rows), fewer, device.is_graph_per_round)),
+        )
+        fewer = number
+
+
+def _shares(
+    rows: tuple[int, ...], fewer: int, is_padded_to_longest: bool
+) -> Iterator[tuple[int, int]]:
+    """(rows, most of one history). Equal shares of more than `fewer` histories, and any shares."""
+    for size in rows:
+        if is_padded_to_longest and fewer and size > _FEW_ROWS:
+            yield size, -(-size // (fewer + 1))
+        yield size, size
+
+
+def _within(sizes: tuple[int, ...], lowest: int, highest: int) -> tuple[int, ...]:
+    """Those above `lowest` and clearly below `highest`, and `highest`."""
+    return (*(size for size in sizes if lowest < size <= _ALMOST * highest), highest)
+
+
+def _by_factor(first: int, last: int, factor: int) -> tuple[int, ...]:
+    sizes = []
+    while first < last:
+        sizes.append(first)
+        first *= factor
+    return (*sizes, last)
+
+
+def _by_octave(first: int, last: int, steps: int) -> tuple[int, ...]:
+    """Powers of two up to 512, then `steps` of equal size an octave."""
+    sizes = []
+    size = first
+    while size < last:
+        sizes.append(size)
+        octave = 1 << (size.bit_length() - 1)
+        size += octave if size < 512 else octave // steps
+    return (*sizes, last)
