@@ -1,13 +1,14 @@
-"""Normalisation, rotary embedding and gated activation: one Triton kernel each."""
+"""Normalisation, rotary embedding, gated activation, and projections rotated and stored: one Triton kernel each."""
 
 from typing import TYPE_CHECKING
 
 from xgr_runtime.hal.ops.activation import silu_mul
+from xgr_runtime.hal.ops.fused_attention import rope_write_shared_kv, rope_write_unshared_kv
 from xgr_runtime.hal.ops.norm import add_rms_norm, rms_norm
 from xgr_runtime.hal.ops.rope import rotary_embedding
 from xgr_runtime.hal.registry import OpSpec, impl
 
-from ..triton.launch import why_dtype_refused
+from ..triton.launch import LaunchRules, why_dtype_refused
 from ..triton.layer_kernels import rms_norm_kernel, rotary_embedding_kernel, silu_mul_kernel
 from ..triton.layers import (
     launch_add_rms_norm,
@@ -16,10 +17,15 @@ from ..triton.layers import (
     launch_silu_mul,
     rotary_tile_elements,
 )
-from .rules import LARGEST_ROW, RULES, why_row_refused
+from ..triton.rope_write import launch_rope_write
+from ..triton.rope_write_kernels import rope_write_kernel
+from .rules import LARGEST_ROW, MOST_PROGRAMS, RULES, why_row_refused
 
 if TYPE_CHECKING:
     import torch
+
+# A token's 16 query heads of 128 are 32 registers a thread of 2 warps; small programs keep many tokens in flight.
+ROPE_WRITE_RULES = LaunchRules(MOST_PROGRAMS, 2048, {"num_warps": 2, "enable_fp_fusion": False})
 
 
 def _accepts_norm(spec: OpSpec) -> str | None:
@@ -27,7 +33,16 @@ def _accepts_norm(spec: OpSpec) -> str | None:
 
 
 def _accepts_rotary(spec: OpSpec) -> str | None:
-    num_heads, head_dim = spec.dims.get("Q", 1), spec.dims.get("D", 2)
+    return _why_heads_refused(spec) or why_dtype_refused(rotary_embedding_kernel, spec.dtype)
+
+
+def _accepts_rope_write(spec: OpSpec) -> str | None:
+    return _why_heads_refused(spec) or why_dtype_refused(rope_write_kernel, spec.dtype)
+
+
+def _why_heads_refused(spec: OpSpec) -> str | None:
+    num_heads = max(spec.dims.get("Q", 1), spec.dims.get("G", 1))
+    head_dim = spec.dims.get("D", 2)
     if head_dim % 2 != 0:
         return f"D must be even, got {head_dim}"
     tile = rotary_tile_elements(num_heads, head_dim)
@@ -36,7 +51,7 @@ def _accepts_rotary(spec: OpSpec) -> str | None:
             f"the query heads times half the head dim, each rounded up to a power of two, must be at most "
             f"{LARGEST_ROW}, got {tile}"
         )
-    return why_dtype_refused(rotary_embedding_kernel, spec.dtype)
+    return None
 
 
 def _accepts_silu(spec: OpSpec) -> str | None:
@@ -71,3 +86,40 @@ def rotary_embedding_in_one_pass(
 def silu_mul_in_one_pass(gate_up_N2F: "torch.Tensor") -> "torch.Tensor":
     """Each element is read and written once."""
     return launch_silu_mul(gate_up_N2F, RULES)
+
+
+@impl(rope_write_shared_kv, provider="triton", device="cuda", accepts=_accepts_rope_write)
+def rope_write_pages_in_one_pass(
+    qkv_TXD: "torch.Tensor",
+    q_norm_D: "torch.Tensor | None",
+    k_norm_D: "torch.Tensor | None",
+    eps: float,
+    cos_TD: "torch.Tensor",
+    sin_TD: "torch.Tensor",
+    k_pages: "torch.Tensor",
+    v_pages: "torch.Tensor",
+    slot_T: "torch.Tensor",
+) -> "torch.Tensor":
+    """A token's heads are read once; keys and values go straight to their page."""
+    slots = k_pages.flatten(0, 1), v_pages.flatten(0, 1)
+    norms = q_norm_D, k_norm_D, eps
+    return launch_rope_write(qkv_TXD, *norms, cos_TD, sin_TD, *slots, slot_T, ROPE_WRITE_RULES)
+
+
+@impl(rope_write_unshared_kv, provider="triton", device="cuda", accepts=_accepts_rope_write)
+def rope_write_rows_in_one_pass(
+    qkv_NXD: "torch.Tensor",
+    q_norm_D: "torch.Tensor | None",
+    k_norm_D: "torch.Tensor | None",
+    eps: float,
+    cos_ND: "torch.Tensor",
+    sin_ND: "torch.Tensor",
+    k_rows: "torch.Tensor",
+    v_rows: "torch.Tensor",
+    slot_N: "torch.Tensor",
+    position: int,
+) -> "torch.Tensor":
+    """Likewise, to `position` of the row's slot."""
+    slots = k_rows[:, position], v_rows[:, position]
+    norms = q_norm_D, k_norm_D, eps
+    return launch_rope_write(qkv_NXD, *norms, cos_ND, sin_ND, *slots, slot_N, ROPE_WRITE_RULES)

@@ -22,7 +22,14 @@ PROVIDER, COUNT = "triton", "cases of CUDA providers"
 ATTENTION, LAYERS = "xgr_ops.cuda.attention", "xgr_ops.cuda.layers"
 DTYPES = (torch.float32, torch.float16)
 HISTORY_OPS = ("prefill_attention", "shared_attention")
-LAYER_OPS = ("add_rms_norm", "rms_norm", "rotary_embedding", "silu_mul")
+LAYER_OPS = (
+    "add_rms_norm",
+    "rms_norm",
+    "rope_write_shared_kv",
+    "rope_write_unshared_kv",
+    "rotary_embedding",
+    "silu_mul",
+)
 SLOW_CASES = ("512", "130]")  # many rows: most of the time, and no path of their own
 # rows, keys, programs that the device works on at once, least keys of a part: tiles that are not full, and keys in parts
 SMALL_TILES = (16, 16, 100, 32)
