@@ -12,6 +12,7 @@ from xgr_runtime.hal.ops.attention import (
     shared_attention,
     unshared_attention,
 )
+from xgr_runtime.hal.ops.fused_attention import beam_attention
 from xgr_runtime.hal.registry import OpSpec, impl
 
 from ..triton.attention import (
@@ -20,7 +21,7 @@ from ..triton.attention import (
     unshared_tile_elements,
 )
 from ..triton.attention_kernels import merge_attention_states_kernel, unshared_attention_kernel
-from ..triton.history_attention import HistoryTiles, launch_history_attention
+from ..triton.history_attention import HistoryTiles, OwnTokens, launch_history_attention
 from ..triton.history_attention_kernels import history_attention_kernel
 from ..triton.launch import why_dtype_refused
 from .rules import LARGEST_ROW, RULES, why_row_refused
@@ -105,10 +106,12 @@ def prefill_attention_in_tiles(
         page_table_HP,
         q_start_H1,
         kv_len_H,
+        None,
         scale,
         max_q,
         max_kv,
         True,
+        False,
         tiles_for(q_TQD.element_size(), q_TQD.shape[2], max_q * group),
         RULES,
     )
@@ -130,20 +133,62 @@ def shared_attention_in_tiles(
 ) -> "tuple[torch.Tensor, torch.Tensor]":
     """The beams of a history and the heads of a KV head share every key tile."""
     group = q_NQD.shape[1] // k_pages.shape[2]
-    return launch_history_attention(
+    out_NQD, lse_NQ = launch_history_attention(
         q_NQD,
         k_pages,
         v_pages,
         page_table_HP,
         row_start_H1,
         kv_len_H,
+        None,
         scale,
         max_rows,
         max_kv,
         False,
+        True,
         tiles_for(q_NQD.element_size(), q_NQD.shape[2], max_rows * group),
         RULES,
     )
+    assert lse_NQ is not None
+    return out_NQD, lse_NQ
+
+
+@impl(beam_attention, provider="triton", device="cuda", accepts=_accepts_history)
+def beam_attention_in_tiles(
+    q_NQD: "torch.Tensor",
+    k_pages: "torch.Tensor",
+    v_pages: "torch.Tensor",
+    page_table_HP: "torch.Tensor",
+    row_start_H1: "torch.Tensor",
+    kv_len_H: "torch.Tensor",
+    k_rows: "torch.Tensor",
+    v_rows: "torch.Tensor",
+    slot_N: "torch.Tensor",
+    num_tokens: int,
+    scale: float,
+    max_rows: int,
+    max_kv: int,
+    kv_lens: tuple[int, ...],
+) -> "torch.Tensor":
+    """One pass: a row's own tokens come first, then the pages."""
+    group = q_NQD.shape[1] // k_pages.shape[2]
+    out_NQD, _ = launch_history_attention(
+        q_NQD,
+        k_pages,
+        v_pages,
+        page_table_HP,
+        row_start_H1,
+        kv_len_H,
+        OwnTokens(k_rows, v_rows, slot_N, num_tokens),
+        scale,
+        max_rows,
+        max_kv,
+        False,
+        False,
+        tiles_for(q_NQD.element_size(), q_NQD.shape[2], max_rows * group),
+        RULES,
+    )
+    return out_NQD
 
 
 @impl(unshared_attention, provider="triton", device="cuda", accepts=_accepts_unshared)

@@ -13,6 +13,7 @@ from .history_attention_kernels import combine_splits_kernel, history_attention_
 from .launch import LaunchRules, check_dtype, check_rows_dense, next_power_of_two, row_elements
 
 LEAST_TILE = 16  # rows, keys or head dim of a product
+LEAST_SEGMENTS = 64  # histories that one compiled kernel takes; more take the next power of two
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,19 @@ class HistoryTiles:
         return max(1, min(self.num_programs // max(1, num_programs), max_kv // self.min_split_keys))
 
 
+@dataclass(frozen=True)
+class OwnTokens:
+    """The beams' own tokens, as in `unshared_attention`.
+
+    k_rows, v_rows: [slots, R - 1, G, D]. slot_N: int32 [N]. num_tokens: how many of a slot count, at least 1.
+    """
+
+    k_rows: torch.Tensor
+    v_rows: torch.Tensor
+    slot_N: torch.Tensor
+    num_tokens: int
+
+
 def launch_history_attention(
     q_NQD: torch.Tensor,
     k_pages: torch.Tensor,
@@ -41,16 +55,19 @@ def launch_history_attention(
     page_table_HP: torch.Tensor,
     row_start_H1: torch.Tensor,
     kv_len_H: torch.Tensor,
+    own: OwnTokens | None,
     scale: float,
     max_rows: int,
     max_kv: int,
     is_causal: bool,
+    has_lse: bool,
     tiles: HistoryTiles,
     rules: LaunchRules,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out [N, Q, D], lse fp32 [N, Q]) as `shared_attention`, or causal as `prefill_attention`, in xgr_runtime.hal.ops.attention.
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(out [N, Q, D], lse fp32 [N, Q] where has_lse) as `shared_attention`, `beam_attention` (own tokens), or causal as
+    `prefill_attention`, in xgr_runtime.hal.ops.
 
-    The lse is computed in either case and costs a store of a number a row. rules: of the kernel that joins split keys.
+    rules: of the kernel that joins split keys.
 
     Raises:
         ValueError: a dtype, strides or a scale that it cannot take.
@@ -76,10 +93,13 @@ def launch_history_attention(
     num_tiles = num_rows * group // tile_rows + num_histories + 1
     num_busy = max(num_histories, num_rows * group // tile_rows)
     num_splits = tiles.num_splits(num_busy * num_kv_heads, max_kv)
-    out_NQD, lse_NQ = _new_states(q_NQD, 1, q_NQD.dtype)
+    out_NQD = torch.empty_like(q_NQD)
+    lse_NQ = new_lse(q_NQD, 1) if has_lse else None
     part_out, part_lse = out_NQD, lse_NQ
     if num_splits > 1:
-        part_out, part_lse = _new_states(q_NQD, num_splits, torch.float32)
+        part_out, part_lse = new_parts(q_NQD, num_splits), new_lse(q_NQD, num_splits)
+    # without own tokens their places hold something that is not read
+    k_rows, v_rows = (own.k_rows, own.v_rows) if own else (k_pages, v_pages)
     history_attention_kernel[(num_tiles * num_kv_heads * num_splits,)](
         q_NQD,
         k_pages,
@@ -88,58 +108,73 @@ def launch_history_attention(
         row_start_H1,
         kv_len_H,
         part_out,
-        part_lse,
+        part_out if part_lse is None else part_lse,
+        k_rows,
+        v_rows,
+        own.slot_N if own else kv_len_H,
         num_rows,
+        num_histories,
         num_tiles,
         scale,
         page_table_HP.stride(0),
-        NUM_HISTORIES=num_histories,
+        k_rows.stride(0),
+        v_rows.stride(0),
+        k_rows.stride(1),
+        v_rows.stride(1),
+        own.num_tokens if own else 0,
         NUM_SPLITS=num_splits,
         IS_CAUSAL=is_causal,
+        HAS_OWN=own is not None,
+        HAS_LSE=part_lse is not None,
         G=num_kv_heads,
         X=group,
         D=head_dim,
         D_PAD=max(LEAST_TILE, next_power_of_two(head_dim)),
         PAGE_SIZE=page_size,
-        SEGMENTS=next_power_of_two(num_histories + 1),
+        SEGMENTS=max(LEAST_SEGMENTS, next_power_of_two(num_histories + 1)),
         TILE_ROWS=tile_rows,
         TILE_KEYS=tile_keys,
         **tiles.options,
     )
-    if num_splits > 1:
-        _combine(part_out, part_lse, out_NQD, lse_NQ, rules)
+    if part_lse is not None and num_splits > 1:
+        combine_splits(part_out, part_lse, out_NQD, lse_NQ, rules)
     return out_NQD, lse_NQ
 
 
-def _new_states(
-    q_NQD: torch.Tensor, num_splits: int, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
+def new_parts(q_NQD: torch.Tensor, num_splits: int) -> torch.Tensor:
+    """Memory for a partial result of each part of the keys, fp32 [splits * N, Q, D]."""
     num_rows, num_heads, head_dim = q_NQD.shape
-    out = torch.empty(
-        (num_splits * num_rows, num_heads, head_dim), dtype=dtype, device=q_NQD.device
-    )
-    lse = torch.empty((num_splits * num_rows, num_heads), dtype=torch.float32, device=q_NQD.device)
-    return out, lse
+    shape = (num_splits * num_rows, num_heads, head_dim)
+    return torch.empty(shape, dtype=torch.float32, device=q_NQD.device)
 
 
-def _combine(
+def new_lse(q_NQD: torch.Tensor, num_splits: int) -> torch.Tensor:
+    """Memory for the log-sum-exp of each, fp32 [splits * N, Q]."""
+    shape = (num_splits * q_NQD.shape[0], q_NQD.shape[1])
+    return torch.empty(shape, dtype=torch.float32, device=q_NQD.device)
+
+
+def combine_splits(
     part_out: torch.Tensor,
     part_lse: torch.Tensor,
     out_NQD: torch.Tensor,
-    lse_NQ: torch.Tensor,
+    lse_NQ: torch.Tensor | None,
     rules: LaunchRules,
 ) -> None:
-    num_pairs, head_dim = lse_NQ.numel(), out_NQD.shape[2]
+    """Write the result over all keys, and its lse where asked for, from those over parts of them."""
+    num_rows, num_heads, head_dim = out_NQD.shape
+    num_pairs = num_rows * num_heads
     tile_pairs = max(1, rules.max_tile_elements // row_elements(head_dim))
     num_items = -(-num_pairs // tile_pairs)
     combine_splits_kernel[rules.grid(num_items)](
         part_out,
         part_lse,
         out_NQD,
-        lse_NQ,
+        part_lse if lse_NQ is None else lse_NQ,
         num_pairs,
         num_items,
-        NUM_SPLITS=part_out.shape[0] // out_NQD.shape[0],
+        NUM_SPLITS=part_out.shape[0] // num_rows,
+        HAS_LSE=lse_NQ is not None,
         D=head_dim,
         TILE_PAIRS=tile_pairs,
         D_PAD=next_power_of_two(head_dim),

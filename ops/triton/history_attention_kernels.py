@@ -25,6 +25,8 @@ Letters: R query rows of a tile, K keys, G KV heads, X query heads of a KV head,
 import triton
 import triton.language as tl
 
+from .own_tokens_kernels import attend_own
+
 # Stands for the maximum of nothing, as in attention_kernels: -inf - -inf would be NaN.
 LEAST: tl.constexpr = tl.constexpr(-3.0e38)
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
@@ -122,7 +124,10 @@ def _attend(
     return new_largest_R, total_R, sum_RD
 
 
-@triton.jit
+# What differs between batches is no constant of the compiler: one kernel serves all captured graphs.
+@triton.jit(
+    do_not_specialize=["num_rows", "num_histories", "num_tiles", "table_stride", "num_tokens"]
+)
 def history_attention_kernel(
     q_ptr,
     k_ptr,
@@ -132,13 +137,23 @@ def history_attention_kernel(
     length_ptr,
     out_ptr,
     lse_ptr,
+    k_rows_ptr,
+    v_rows_ptr,
+    slot_ptr,
     num_rows,
+    num_histories,
     num_tiles,
     scale,
     table_stride,
-    NUM_HISTORIES: tl.constexpr,
+    k_slot_stride,
+    v_slot_stride,
+    k_token_stride,
+    v_token_stride,
+    num_tokens,
     NUM_SPLITS: tl.constexpr,
     IS_CAUSAL: tl.constexpr,
+    HAS_OWN: tl.constexpr,
+    HAS_LSE: tl.constexpr,
     G: tl.constexpr,
     X: tl.constexpr,
     D: tl.constexpr,
@@ -151,7 +166,7 @@ def history_attention_kernel(
     """out[split, n], lse[split, n]; programs are (split, KV head, tile of rows), the last running fastest.
 
     Causal: the rows of a history are its last tokens, each sees the tokens up to itself. Later tiles have more keys and
-    start first.
+    start first. HAS_OWN: the first part of the keys begins with each row's own tokens.
     """
     program = tl.program_id(0)
     tile = program % num_tiles
@@ -160,9 +175,9 @@ def history_attention_kernel(
     if IS_CAUSAL:
         tile = num_tiles - 1 - tile
     history, first_row, rows, first_r = _find_tile(
-        tile, start_ptr, num_rows, NUM_HISTORIES, X, TILE_ROWS, SEGMENTS
+        tile, start_ptr, num_rows, num_histories, X, TILE_ROWS, SEGMENTS
     )
-    length = tl.load(length_ptr + history, mask=history < NUM_HISTORIES, other=0)
+    length = tl.load(length_ptr + history, mask=history < num_histories, other=0)
     table_ptr += tl.cast(history, tl.int64) * table_stride
 
     r_R = first_r + tl.arange(0, TILE_ROWS)
@@ -189,6 +204,13 @@ def history_attention_kernel(
     total_R = tl.zeros((TILE_ROWS,), tl.float32)
     sum_RD = tl.zeros((TILE_ROWS, D_PAD), tl.float32)
     scale_log2 = scale * LOG2_E
+    if HAS_OWN:  # noqa: SIM102 - a constant of the compiler
+        if split == 0:
+            largest_R, total_R, sum_RD = attend_own(
+                q_RD, k_rows_ptr + g * D, v_rows_ptr + g * D, slot_ptr, first_row + r_R // X, is_row_R,
+                k_slot_stride, v_slot_stride, k_token_stride, v_token_stride, num_tokens, scale_log2,
+                largest_R, total_R, sum_RD, D, D_PAD,
+            )  # fmt: skip
     k_ptr += g * D
     v_ptr += g * D
     page = _page_of_keys(table_ptr, begin, end, PAGE_SIZE, TILE_KEYS)
@@ -214,10 +236,11 @@ def history_attention_kernel(
         out_RD.to(out_ptr.dtype.element_ty),
         mask=is_used_RD,
     )
-    tl.store(lse_ptr + pair_R, largest_R * LN_2 + tl.log(total_R), mask=is_row_R)
+    if HAS_LSE:
+        tl.store(lse_ptr + pair_R, largest_R * LN_2 + tl.log(total_R), mask=is_row_R)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs", "num_items"])
 def combine_splits_kernel(
     part_ptr,
     part_lse_ptr,
@@ -226,6 +249,7 @@ def combine_splits_kernel(
     num_pairs,
     num_items,
     NUM_SPLITS: tl.constexpr,
+    HAS_LSE: tl.constexpr,
     D: tl.constexpr,
     TILE_PAIRS: tl.constexpr,
     D_PAD: tl.constexpr,
@@ -258,4 +282,5 @@ def combine_splits_kernel(
             out_PD.to(out_ptr.dtype.element_ty),
             mask=is_used_PD,
         )
-        tl.store(lse_ptr + pair_P, largest_P + tl.log(total_P), mask=is_pair_P)
+        if HAS_LSE:
+            tl.store(lse_ptr + pair_P, largest_P + tl.log(total_P), mask=is_pair_P)

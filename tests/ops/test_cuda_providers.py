@@ -114,8 +114,8 @@ def test_split_keys_give_what_whole_ones_give(is_causal: bool, device: Device) -
 
         def run(*args: Any, tiles: Any = tiles) -> Any:
             *arrays, scale, max_rows, max_kv = args[:9]
-            bounds = (scale, max_rows, max_kv, is_causal)
-            return launch.launch_history_attention(*arrays, *bounds, tiles, rules)
+            bounds = (scale, max_rows, max_kv, is_causal, True)
+            return launch.launch_history_attention(*arrays, None, *bounds, tiles, rules)
 
         assert (tiles.num_splits(3, MAX_KV) > 1) == (num_programs > 1)
         results.append(inputs.call(run, is_causal))

@@ -136,8 +136,16 @@ ROW_SHAPES = {
 
 
 def own_rows(seed: int, name: str, num_tokens: int, dtype: torch.dtype) -> Args:
-    """Slots in random order; tokens that no row has yet, and unused slots, are NaN."""
+    """The own tokens of the rows of ROW_SHAPES[name]."""
     num_rows, max_tokens, _, kv_heads, dim = ROW_SHAPES[name]
+    return _own_rows(seed, (num_rows, max_tokens, kv_heads, dim), num_tokens, dtype)
+
+
+def _own_rows(
+    seed: int, size: tuple[int, int, int, int], num_tokens: int, dtype: torch.dtype
+) -> Args:
+    """Slots in random order; tokens that no row has yet, and unused slots, are NaN."""
+    num_rows, max_tokens, kv_heads, dim = size
     slots = np.random.default_rng(seed).permutation(num_rows + 3)[:num_rows]
     k = torch.full((num_rows + 4, max_tokens, kv_heads, dim), torch.nan)
     v = k.clone()
@@ -145,6 +153,38 @@ def own_rows(seed: int, name: str, num_tokens: int, dtype: torch.dtype) -> Args:
     k[used, :num_tokens] = normal(seed, num_rows, num_tokens, kv_heads, dim)
     v[used, :num_tokens] = normal(seed + 1, num_rows, num_tokens, kv_heads, dim)
     return {"k_rows": k.to(dtype), "v_rows": v.to(dtype), "slot_N": int32(slots)}
+
+
+def beam_attention(dtype: torch.dtype) -> Iterator[OpCase]:
+    for label, histories in HISTORIES.items():
+        for rows in histories.rows:
+            for max_tokens, num_tokens, padding in ((1, 1, 0), (2, 1, 2), (2, 2, 0), (3, 3, 2)):
+                case = _shared(f"{label}, rows {rows}", histories, rows, padding, dtype)
+                yield _beams(case, max_tokens, num_tokens, sum(rows))
+
+
+def _beams(shared: OpCase, max_tokens: int, num_tokens: int, num_used: int) -> OpCase:
+    """The call with own tokens beside: of rows that no history owns the result is not looked at."""
+    q_NQD, num_kv_heads = shared.args["q_NQD"], shared.args["k_pages"].shape[2]
+    size = (num_used, max_tokens, num_kv_heads, q_NQD.shape[2])
+    own = _own_rows(15, size, num_tokens, q_NQD.dtype)
+    num_padding = len(q_NQD) - num_used
+    # the dummy slot, whose content is nobody's
+    own["slot_N"] = int32([*own["slot_N"].tolist(), *[len(own["k_rows"]) - 1] * num_padding])
+    names = ("q_NQD", "k_pages", "v_pages", "page_table_HP", "row_start_H1", "kv_len_H")
+    bounds = ("scale", "max_rows", "max_kv", "kv_lens")
+    args = {
+        **{name: shared.args[name] for name in names},
+        **own,
+        "num_tokens": num_tokens,
+        **{name: shared.args[name] for name in bounds},
+    }
+
+    def view(args: Args, result: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"result": result[:num_used]}
+
+    label = f"{shared.label}, {num_tokens} of {max_tokens} tokens"
+    return OpCase(label, args, shared.dims, view=view)
 
 
 def unshared_attention(dtype: torch.dtype) -> Iterator[OpCase]:

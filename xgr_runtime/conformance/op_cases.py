@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from xgr_runtime.conformance.attention_cases import (
+    beam_attention,
     merge_attention_states,
     prefill_attention,
     shared_attention,
@@ -45,6 +46,7 @@ GENERATORS: Mapping[str, Generator] = {
         shared_attention,
         unshared_attention,
         merge_attention_states,
+        beam_attention,
         write_shared_kv,
         write_unshared_kv,
         reorder_unshared_kv,
