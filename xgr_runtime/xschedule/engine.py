@@ -22,6 +22,7 @@ from xgr_runtime.errors import (
     DeviceLost,
     EngineClosed,
     InvalidRequest,
+    NotFound,
     Overloaded,
     release_frames,
 )
@@ -33,12 +34,14 @@ from xgr_runtime.models.registry import load_model
 from xgr_runtime.models.version import checkpoint_digest
 from xgr_runtime.types import RecRequest, RecResult, Search
 from xgr_runtime.xschedule.batch import Batch, BatchOutput
+from xgr_runtime.xschedule.catalogs import LoadedCatalog
 from xgr_runtime.xschedule.engine_parts import build_parts
 from xgr_runtime.xschedule.engine_stats import EngineStats, describe
 from xgr_runtime.xschedule.request import RequestState, settle
 from xgr_runtime.xschedule.results import build_result
 from xgr_runtime.xschedule.scheduler import Scheduled, fail_expired
 from xgr_runtime.xschedule.totals import Totals
+from xgr_runtime.xschedule.warm_up import WarmUp
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +69,7 @@ class Engine:
         self.runner, self.pages, self.catalogs = parts.runner, parts.pages, parts.catalogs
         self.worker = parts.worker
         self._template, self._rule_cache = parts.template, parts.rule_cache
+        self.warm_up = WarmUp(config, self.worker.run, self.runner, self.worker.graphs)
         self._intake, self._scheduler = parts.intake, parts.scheduler
         self._wake = threading.Condition()
         self._num_waiting = 0
@@ -105,7 +109,7 @@ class Engine:
         return cls(config, device, model, version, on_batch=on_batch)
 
     def start(self) -> None:
-        """Start the loop thread and run one small batch per catalogue, so that what cannot run fails here.
+        """Start the loop thread, capture its graphs and run one small batch per catalogue, so that what cannot run fails here.
 
         The totals start after those batches.
         Whatever that batch raises (OpUnavailable, for one) closes the engine again.
@@ -116,6 +120,7 @@ class Engine:
         self._thread.start()
         prompt = np.zeros(1, dtype=np.int64)
         try:
+            self._capture([self.catalogs.pin(name) for name in self.config.catalogs], is_first=True)
             for name in self.config.catalogs:
                 search = Search(catalog=name)
                 self.recommend([RecRequest("warm-up", prompt_token_ids=prompt, searches=(search,))])
@@ -190,10 +195,32 @@ class Engine:
         return [future.result() for future in futures]
 
     def load_catalog(self, name: str, path: str) -> str:
-        """Load a compiled catalogue beside the running version; returns its version. A bad file changes nothing."""
+        """Load a compiled catalogue beside the running version; returns its version. A bad file changes nothing.
+
+        Where its slot is new, its graphs are captured between batches before this returns.
+        """
         version = self.catalogs.load(name, path, self.runner.capacities.num_levels)
         logger.info("catalogue %s: loaded version %s from %s", name, version, path)
+        try:
+            self._capture([self.catalogs.pin(name, version)])
+        except (NotFound, EngineClosed):  # retired or closed meanwhile
+            return version
+        except Exception:
+            logger.exception("catalogue %s: version %s runs without graphs", name, version)
         return version
+
+    def _capture(self, pinned: Sequence[LoadedCatalog], *, is_first: bool = False) -> None:
+        """Have the loop capture what is missing for these versions, and wait for it. Raises what that has raised."""
+        try:
+            with self._wake:
+                if self._thread is None or self._is_closed or self._failure is not None:
+                    return
+                future = self.warm_up.begin(pinned) if is_first else self.warm_up.ask(pinned)
+                self._wake.notify_all()
+            future.result()
+        finally:
+            for loaded in pinned:
+                self.catalogs.release(loaded)
 
     def activate_catalog(self, name: str, version: str) -> str:
         """Use a loaded version for new requests; the version before, which is returned, stays loaded for a roll-back.
@@ -334,6 +361,7 @@ class Engine:
                 if scheduled is None:
                     return
                 self._run(scheduled)
+                self.warm_up.step()
         except BaseException as error:
             logger.exception("the engine loop failed")
             self._fail(error)
@@ -353,7 +381,9 @@ class Engine:
                 if not expired:
                     if self._is_closed:
                         break
-                    self._wake.wait(self._scheduler.wait_s(now))
+                    if not self.warm_up.is_pending:
+                        self._wake.wait(self._scheduler.wait_s(now))
+            self.warm_up.step()
             fail_expired(
                 expired, time.monotonic(), lambda state, error: settle(state.future, error)
             )
@@ -420,6 +450,7 @@ class Engine:
             self._running = ()
             stop_waiters, self._stop_waiters = self._stop_waiters, []
             self._wake.notify_all()
+        self.warm_up.fail(EngineClosed(str(error)))
         for state in states:
             if not state.future.done():
                 settle(state.future, EngineClosed(str(error)))

@@ -56,6 +56,10 @@ class _Captured:
     slot_index: int | None
 
 
+def _everything(segment: Segment) -> bool:
+    return True
+
+
 class GraphRunner:
     """Keeps the captured graphs of one device.
 
@@ -74,7 +78,7 @@ class GraphRunner:
         self.is_capturing = device.is_capturing_supported and is_allowed
         self._graphs: OrderedDict[Hashable, _Captured] = OrderedDict()
         self._lock = threading.Lock()
-        self._is_open = True
+        self._wanted: Callable[[Segment], bool] | None = _everything
         self._eager_names: set[str] = set()
         self.num_captures = 0
         self.num_eager = 0
@@ -86,16 +90,16 @@ class GraphRunner:
 
     def close(self) -> None:
         """Capture nothing from now on but in `opened`."""
-        self._is_open = False
+        self._wanted = None
 
     @contextmanager
-    def opened(self) -> Iterator[None]:
-        """Capture what is missing while it lasts; between batches."""
-        before, self._is_open = self._is_open, True
+    def opened(self, is_wanted: Callable[[Segment], bool]) -> Iterator[None]:
+        """Capture what is wanted and missing while it lasts; between batches."""
+        before, self._wanted = self._wanted, is_wanted
         try:
             yield
         finally:
-            self._is_open = before
+            self._wanted = before
 
     def has_all(self, segments: Sequence[Segment]) -> bool:
         """Whether each of them has a graph, or never gets one."""
@@ -137,7 +141,10 @@ class GraphRunner:
             if segment.key in self._graphs:
                 self._graphs.move_to_end(segment.key)
                 return self._graphs[segment.key]
-        return self._capture(segment) if self._is_open else self._note_eager(segment)
+        if self._wanted is None:
+            self._note_eager(segment)
+            return None
+        return self._capture(segment) if self._wanted(segment) else None
 
     def _capture(self, segment: Segment) -> _Captured:
         with self._device.segment(segment.name):

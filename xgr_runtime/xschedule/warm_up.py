@@ -1,0 +1,255 @@
+"""Captures graphs beside traffic and before it: the whole list when an engine starts, and those of a catalogue's new slot
+between batches, before the load of its version returns and anybody can activate it.
+
+A graph is captured by running a batch made up for its bucket, the way every batch runs, while the graph runner is open: so
+whatever runs afterwards has run once, kernels are compiled, and a bucket that cannot run fails here. The made-up histories
+lie in the null page, so that nothing that is cached or searched is touched; only the thread that runs batches may do it, with
+no batch on the way. The largest bucket comes first, since all graphs share one pool and a smaller one then fits into what a
+larger one needed.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from xgr_runtime.config import RuntimeConfig
+from xgr_runtime.errors import DeviceLost
+from xgr_runtime.kvcache.allocator import NULL_PAGE, num_pages_of
+from xgr_runtime.types import Normalization
+from xgr_runtime.xschedule.batch import (
+    Batch,
+    PackedHistories,
+    RuleRow,
+    SearchGroup,
+    pack_histories,
+)
+from xgr_runtime.xschedule.buckets import PrefillBucket, RoundsBucket, SharedBucket, host_lengths_of
+from xgr_runtime.xschedule.catalogs import LoadedCatalog
+from xgr_runtime.xschedule.graph_runner import GraphRunner, Segment
+from xgr_runtime.xschedule.ladder import Ladder, captured_normalizations
+from xgr_runtime.xschedule.model_runner import ModelRunner, Target
+from xgr_runtime.xschedule.progress import Progress
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Item:
+    """One bucket to capture. size: tokens or rows. segments: what is captured of the batch that is run for it."""
+
+    name: str
+    size: int
+    batch: Batch
+    segments: tuple[Segment, ...]
+
+
+@dataclass
+class _Ask:
+    """items: None until the running thread has listed them."""
+
+    catalogs: Sequence[LoadedCatalog]
+    future: "Future[None]" = field(default_factory=Future)
+    items: deque[Item] | None = None
+    progress: Progress | None = None
+
+
+class WarmUp:
+    """What is still to be captured, and the steps that do it.
+
+    `ask` and `fail` may be called from any thread; `step` belongs to the one that runs batches. run: runs a batch to its end.
+    """
+
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        run: Callable[[Batch], object],
+        runner: ModelRunner,
+        graphs: GraphRunner,
+    ) -> None:
+        self._run, self._runner, self._graphs = run, runner, graphs
+        self._normalizations = captured_normalizations(config)
+        self._is_wanted = graphs.is_capturing and config.buckets.at_start
+        self._lock = threading.Lock()
+        self._asks: deque[_Ask] = deque()
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether `step` has something to do."""
+        return bool(self._asks)
+
+    def begin(self, catalogs: Sequence[LoadedCatalog]) -> "Future[None]":
+        """Ask for the whole list; from now on nothing is captured but what is asked for, where that is configured."""
+        if self._is_wanted:
+            self._graphs.close()
+        return self.ask(catalogs)
+
+    def ask(self, catalogs: Sequence[LoadedCatalog]) -> "Future[None]":
+        """Have every graph that is missing for these versions captured, which the caller keeps pinned until it is done.
+
+        The future holds nothing, or what the first bucket that failed has raised.
+        """
+        ask = _Ask(catalogs)
+        if self._is_wanted:
+            with self._lock:
+                self._asks.append(ask)
+        else:
+            ask.future.set_result(None)
+        return ask.future
+
+    def fail(self, error: BaseException) -> None:
+        """Nothing is captured any more: whoever waits hears of `error`."""
+        with self._lock:
+            asks, self._asks = self._asks, deque()
+        for ask in asks:
+            if ask.progress is not None:
+                ask.progress.finish()
+            ask.future.set_exception(error)
+
+    def step(self) -> bool:
+        """Capture one bucket; False when there was none. Raises DeviceLost alone."""
+        with self._lock:
+            ask = self._asks[0] if self._asks else None
+        if ask is None:
+            return False
+        try:
+            self._step(ask)
+        except DeviceLost:
+            raise
+        except Exception as error:  # noqa: BLE001 - a kernel may raise anything, and who asked must hear of it
+            self._finish(ask, error)
+        return True
+
+    def _step(self, ask: _Ask) -> None:
+        if ask.items is None or ask.progress is None:
+            ask.items = deque(self.items(ask.catalogs))
+            ask.progress = Progress("capturing graphs", len(ask.items))
+        if not ask.items:
+            self._log(ask)
+            self._finish(ask, None)
+            return
+        item = ask.items.popleft()
+        ask.progress.step(item.name)
+        keys = {segment.key for segment in item.segments}
+        with self._graphs.opened(lambda segment: segment.key in keys):
+            self._run(item.batch)
+
+    def _finish(self, ask: _Ask, error: Exception | None) -> None:
+        with self._lock:
+            if ask in self._asks:
+                self._asks.remove(ask)
+        if ask.progress is not None:
+            ask.progress.finish()
+        if error is None:
+            ask.future.set_result(None)
+        else:
+            ask.future.set_exception(error)
+
+    def _log(self, ask: _Ask) -> None:
+        assert ask.progress is not None
+        versions = ", ".join(f"{one.name} {one.version}" for one in ask.catalogs)
+        logger.info(
+            "graphs for catalogue %s are captured, %d in all, %.1f s",
+            versions,
+            self._graphs.num_graphs,
+            ask.progress.elapsed_s,
+        )
+
+    def items(self, catalogs: Sequence[LoadedCatalog]) -> list[Item]:
+        """What is missing for these versions, the largest first. On the thread that runs batches."""
+        ladder = self._runner.sizes
+        if not isinstance(ladder, Ladder) or not catalogs:
+            return []
+        found = list(self._rounds(ladder, catalogs))
+        found += [self._prefill(bucket, ladder, catalogs[0]) for bucket in ladder.prefills()]
+        missing = [item for item in found if not self._graphs.has_all(item.segments)]
+        return sorted(missing, key=lambda item: item.size, reverse=True)
+
+    def _rounds(self, ladder: Ladder, catalogs: Sequence[LoadedCatalog]) -> Iterator[Item]:
+        for loaded in catalogs:
+            for shared, bucket in ladder.rounds(loaded.catalog.num_levels):
+                for normalization in self._normalizations:
+                    batch = self._rounds_batch(ladder, shared, bucket, loaded, normalization)
+                    target = Target(loaded.slot, loaded.head, loaded.slot_index, normalization)
+                    most = bucket.max_rows[0]
+                    name = f"{bucket.rows[0]} rows ({most} of one history), {shared.num_histories} histories, {normalization}"
+                    yield self._item(name, bucket.rows[0], batch, target, is_prefill=False)
+
+    def _prefill(self, bucket: PrefillBucket, ladder: Ladder, loaded: LoadedCatalog) -> Item:
+        number = min(bucket.shared.num_histories, bucket.num_tokens)
+        lengths = _shares(bucket.num_tokens, number, ladder.capacities.max_history_tokens)
+        histories = self._histories(lengths, lengths)
+        normalization = self._normalizations[0]
+        batch = _batch(histories, [1] * number, loaded, normalization)
+        target = Target(loaded.slot, loaded.head, loaded.slot_index, normalization)
+        name = f"{bucket.num_tokens} tokens, {bucket.shared.num_histories} histories"
+        return self._item(name, bucket.num_tokens, batch, target, is_prefill=True)
+
+    def _item(
+        self, name: str, size: int, batch: Batch, target: Target, *, is_prefill: bool
+    ) -> Item:
+        buckets = self._runner.sizes.of(batch)
+        lengths = host_lengths_of(batch.histories, buckets.prefill.shared)
+        plan = self._runner.plan(buckets.prefill, [(buckets.groups[0], target)], lengths)
+        return Item(name, size, batch, (plan.prefill,) if is_prefill else plan.groups[0])
+
+    def _rounds_batch(
+        self,
+        ladder: Ladder,
+        shared: SharedBucket,
+        bucket: RoundsBucket,
+        loaded: LoadedCatalog,
+        normalization: Normalization,
+    ) -> Batch:
+        """One new token a history; the first is as long as its class begins, and has most rows."""
+        rows, most = bucket.rows[0], bucket.max_rows[0]
+        number = min(shared.num_histories, rows)
+        longest = 1 + max((n for n in ladder.history_tokens if n < shared.max_kv), default=0)
+        histories = self._histories([longest, *[1] * (number - 1)], [1] * number)
+        widths = [most] if number == 1 else []
+        if number > 1:
+            first = min(most, rows - number + 1)
+            widths = [first, *_shares(rows - first, number - 1, most)]
+        return _batch(histories, widths, loaded, normalization)
+
+    def _histories(self, lengths: Sequence[int], new: Sequence[int]) -> PackedHistories:
+        page_size = self._runner.kv.shared.page_size
+        return pack_histories(
+            [np.zeros(length, dtype=np.int64) for length in lengths],
+            [[NULL_PAGE] * num_pages_of(length, page_size) for length in lengths],
+            page_size,
+            [length - count for length, count in zip(lengths, new, strict=True)],
+        )
+
+
+def _shares(total: int, number: int, most: int) -> list[int]:
+    """`total` in that many parts as equal as can be."""
+    part, left = divmod(total, number)
+    parts = [part + (i < left) for i in range(number)]
+    assert parts[0] <= most, (total, number, most)
+    return parts
+
+
+def _batch(
+    histories: PackedHistories,
+    widths: Sequence[int],
+    loaded: LoadedCatalog,
+    normalization: Normalization,
+) -> Batch:
+    """One search a history, without rules."""
+    num_levels = loaded.catalog.num_levels
+    nothing = tuple(np.zeros(0, dtype=np.int32) for _ in range(num_levels))
+    group = SearchGroup(
+        slot_index=loaded.slot_index,
+        catalog_version=loaded.version,
+        normalization=normalization,
+        history_of_S=np.arange(len(widths), dtype=np.int32),
+        widths_SL=np.repeat(np.asarray(widths, dtype=np.int32)[:, None], num_levels, axis=1),
+        rules=(RuleRow(0, None, nothing),) * len(widths),
+        rule_loads=(),
+    )
+    return Batch(0, "full", ("warm-up",) * len(widths), histories, (group,))
