@@ -48,7 +48,7 @@ def launch_head_logsumexp(
 ) -> torch.Tensor:
     """See `xgr_runtime.hal.ops.head.head_logsumexp`; raises ValueError for dtypes or strides that it cannot take."""
     check_head(head_logsumexp_kernel, hidden_NM, weight_VM)
-    (num_rows, size), num_vocab = hidden_NM.shape, weight_VM.shape[0]
+    size = hidden_NM.shape[1]
 
     def launch(grid: tuple[int], *states_and_sizes: Any) -> None:
         head_logsumexp_kernel[grid](
@@ -63,7 +63,7 @@ def launch_head_logsumexp(
             **tiles.options,
         )
 
-    return in_runs(launch, hidden_NM, num_vocab, scale, tiles)
+    return in_runs(launch, hidden_NM, weight_VM.shape[0], scale, tiles)
 
 
 def in_runs(
@@ -76,7 +76,8 @@ def in_runs(
     """fp32 [N]: what `launch(grid, largest_SN, total_SN, N, V, scale, tiles_each)` gives run by run, joined."""
     num_rows = hidden_NM.shape[0]
     num_runs = tiles.num_runs(num_rows, num_vocab)
-    tiles_each = -(-(-(-num_vocab // tiles.vocab)) // num_runs)
+    num_tiles = -(-num_vocab // tiles.vocab)
+    tiles_each = -(-num_tiles // num_runs)
     largest_SN = hidden_NM.new_empty((num_runs, num_rows), dtype=torch.float32)
     total_SN = torch.empty_like(largest_SN)
     out_N = hidden_NM.new_empty(num_rows, dtype=torch.float32)

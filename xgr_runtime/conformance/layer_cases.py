@@ -1,4 +1,4 @@
-"""Cases of the ops of a layer that are neither attention nor cache, and of the head."""
+"""Cases of the ops of a layer that are neither attention, cache nor a product."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -49,14 +49,3 @@ def silu_mul(dtype: torch.dtype) -> Iterator[OpCase]:
     for label, (rows, size) in MATRIX_SHAPES.items():
         args = {"gate_up_N2F": normal(25, rows, 2 * size, dtype=dtype)}
         yield OpCase(label, args, {"N": rows, "F": size})
-
-
-def head_logsumexp(dtype: torch.dtype) -> Iterator[OpCase]:
-    for label, (rows, size) in MATRIX_SHAPES.items():
-        for vocab in (1, 97, 9000):
-            args = {
-                "hidden_NM": normal(26, rows, size, dtype=dtype),
-                "weight_VM": normal(27, vocab, size, dtype=dtype),
-                "scale": 0.5,
-            }
-            yield OpCase(f"{label}, vocabulary {vocab}", args, {"N": rows, "V": vocab, "M": size})

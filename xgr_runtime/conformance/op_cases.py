@@ -16,12 +16,16 @@ from xgr_runtime.conformance.cache_cases import (
 )
 from xgr_runtime.conformance.layer_cases import (
     add_rms_norm,
-    head_logsumexp,
     rms_norm,
     rotary_embedding,
     silu_mul,
 )
 from xgr_runtime.conformance.op_case import Generator, OpCase, results_only
+from xgr_runtime.conformance.product_cases import (
+    head_logits,
+    head_logsumexp,
+    linear_silu_mul,
+)
 from xgr_runtime.conformance.rope_write_cases import (
     rope_write_shared_kv,
     rope_write_unshared_kv,
@@ -56,6 +60,8 @@ GENERATORS: Mapping[str, Generator] = {
         add_rms_norm,
         rotary_embedding,
         silu_mul,
+        linear_silu_mul,
+        head_logits,
         head_logsumexp,
     )
 }
