@@ -28,7 +28,6 @@ from tests.helpers.engines import (
 from tests.helpers.tiny_models import TinyShape, write_tiny_model
 from xgr_runtime.config import CacheConfig, LimitsConfig, SchedulerConfig
 from xgr_runtime.types import NORMALIZATIONS, RecRequest, Rules, Search
-from xgr_runtime.xschedule.buckets import prefill_bucket_of, rounds_bucket_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -173,11 +172,7 @@ def again(requests: Sequence[RecRequest], suffix: str) -> list[RecRequest]:
 
 
 def bucket(engine: Engine, recording: Recording, request_id: str) -> object:
-    batch, capacities = recording.batch_of(request_id), engine.runner.capacities
-    return (
-        prefill_bucket_of(batch.histories, capacities, is_coarse=False, is_prefill_coarse=False),
-        rounds_bucket_of(batch.groups[0], capacities, is_coarse=False),
-    )
+    return engine.runner.sizes.of(recording.batch_of(request_id))
 
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)

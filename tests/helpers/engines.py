@@ -17,6 +17,7 @@ from tests.helpers.oracle import expand_items
 from tests.helpers.product import place_of
 from tests.helpers.tiny_models import hf_reference, load_hf
 from xgr_runtime.config import (
+    BucketsConfig,
     CacheConfig,
     LimitsConfig,
     ModelConfig,
@@ -78,9 +79,12 @@ def make_config(
     limits: LimitsConfig | None = None,
     scheduler: SchedulerConfig | None = None,
     cache: CacheConfig | None = None,
+    buckets: BucketsConfig | None = None,
     allow_reference: bool = False,
 ) -> RuntimeConfig:
     """A checked configuration for the device of this run; small buffers unless asked otherwise.
+
+    Graphs are captured when they are needed, which for a few batches is far fewer than all of a ladder.
 
     On a GPU, ops without a provider run on their references. Nowhere else: not on an NPU.
     """
@@ -100,6 +104,7 @@ def make_config(
         limits=limits,
         scheduler=scheduler,
         cache=cache or CacheConfig(prefix_cache_bytes=1 << 20),
+        buckets=buckets or BucketsConfig(at_start=False),
         ops=OpsConfig(allow_reference=allow_reference or kind == "cuda"),
     )
     check_config(config)

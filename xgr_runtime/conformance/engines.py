@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from xgr_runtime.config import (
+    BucketsConfig,
     CacheConfig,
     LimitsConfig,
     ModelConfig,
@@ -131,7 +132,7 @@ def make_config(
     *,
     allow_reference: bool,
 ) -> RuntimeConfig:
-    """Small buffers, prompts of up to 320 tokens, batches of up to 8 histories."""
+    """Small buffers, prompts of up to 320 tokens, batches of up to 8 histories. Graphs are captured as vectors need them."""
     return RuntimeConfig(
         device=kind,  # type: ignore[arg-type]
         model=ModelConfig(dtype=shape.dtype_name),  # type: ignore[arg-type]
@@ -146,6 +147,7 @@ def make_config(
             prefix_cache_bytes=1 << 20,
             dense_level_bytes=1 << 20 if shape.is_dense else 0,
         ),
+        buckets=BucketsConfig(at_start=False),
         ops=OpsConfig(allow_reference=allow_reference),
         graphs=plan.is_capturing,
     )

@@ -10,8 +10,8 @@ they grow from level to level the first rounds run over more rows than they have
 would avoid and no list of graphs could hold.
 
 Where every round is a graph of its own (an Ascend NPU) graphs are few, and attention pads each history to the one with
-most rows: such a ladder has fewer sizes of rows, more of histories, and for each of them rows in equal shares beside
-rows of any shares. Its prefill is not captured and fits closely.
+most rows: such a ladder has fewer sizes of rows, more of histories, and for each of them rows in nearly equal shares beside
+rows in any shares. Its prefill is not captured and fits closely.
 """
 
 from collections.abc import Iterator
@@ -33,10 +33,8 @@ from xgr_runtime.xschedule.buckets import (
 from xgr_runtime.xschedule.capacities import Capacities
 
 FIRST_TOKENS, FIRST_ROWS = 128, 64
-# How far apart sizes of rows are, finest first: the steps that an octave beyond 512 is cut into, then factors.
-_ROW_STEPS = 2
-_ROW_FACTORS = (2, 4)
-_TOKEN_STEPS = 4
+# Steps that an octave beyond 512 is cut into: a prefill takes most of the time, and its graphs serve every catalogue.
+_TOKEN_STEPS, _ROW_STEPS = 4, 2
 _FEW_ROWS = 256  # padding each history to so many costs little
 _ALMOST = 0.95  # a size that near below the largest one is left out
 
@@ -181,21 +179,23 @@ def _choices(
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """(sizes of histories, sizes of rows), the most sizes first; what the configuration names is in all of them."""
     c, options = capacities, config.buckets
-    top = (c.num_histories,)
     wide = _by_factor(1, c.num_histories, 4 if device.is_graph_per_round else 8)
-    narrow = tuple(sorted({1, *top}))
-    rows: list[tuple[int, ...]] = [
-        _by_factor(FIRST_ROWS, c.num_rows, factor) for factor in _ROW_FACTORS
-    ]
+    narrow = tuple(sorted({1, c.num_histories}))
+    rows = [_by_factor(FIRST_ROWS, c.num_rows, factor) for factor in (2, 4)]
     if not device.is_graph_per_round:
         rows.insert(0, _by_octave(FIRST_ROWS, c.num_rows, _ROW_STEPS))
-    named = tuple(sorted({*options.histories, *top})), tuple(sorted({*options.rows, c.num_rows}))
-    for histories in (wide, narrow, top):
-        for sizes in (*rows, (c.num_rows,)):
-            yield (
-                named[0] if options.histories else histories,
-                named[1] if options.rows else sizes,
-            )
+    few = [_by_factor(FIRST_ROWS, c.num_rows, 16), (c.num_rows,)]
+    named_histories = tuple(sorted({*options.histories, c.num_histories}))
+    named_rows = tuple(sorted({*options.rows, c.num_rows}))
+    for histories, sizes in (
+        *((wide, sizes) for sizes in rows),
+        *((narrow, sizes) for sizes in (*rows, *few)),
+        ((c.num_histories,), (c.num_rows,)),
+    ):
+        yield (
+            named_histories if options.histories else histories,
+            named_rows if options.rows else sizes,
+        )
 
 
 def _rungs(
@@ -215,18 +215,19 @@ def _rungs(
         yield Rung(
             number,
             _within(tokens, fewer, most_tokens) if device.is_prefill_captured else (),
-            tuple(_shares(_within(rows, fewer, most_rows), fewer, device.is_graph_per_round)),
+            tuple(_shares(_within(rows, fewer, most_rows), number, device.is_graph_per_round)),
         )
         fewer = number
 
 
 def _shares(
-    rows: tuple[int, ...], fewer: int, is_padded_to_longest: bool
+    rows: tuple[int, ...], num_histories: int, is_padded_to_longest: bool
 ) -> Iterator[tuple[int, int]]:
-    """(rows, most of one history). Equal shares of more than `fewer` histories, and any shares."""
+    """(rows, most of one history): of nearly equal shares where that saves padding, and of any shares."""
     for size in rows:
-        if is_padded_to_longest and fewer and size > _FEW_ROWS:
-            yield size, -(-size // (fewer + 1))
+        most = -(-2 * size // num_histories)
+        if is_padded_to_longest and size > _FEW_ROWS and most < size:
+            yield size, most
         yield size, size
 
 
