@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from xgr_runtime.hal.ops.cache import (
-    plan_reorder,
     reorder_unshared_kv,
     write_shared_kv,
     write_unshared_kv,
@@ -13,6 +12,7 @@ from xgr_runtime.hal.registry import OpSpec, impl
 from ..triton.cache import launch_move_slots, launch_write_rows
 from ..triton.cache_kernels import move_slots_kernel, write_rows_kernel
 from ..triton.launch import why_dtype_refused
+from ..triton.reorder import launch_plan_reorder
 from .rules import RULES
 
 if TYPE_CHECKING:
@@ -63,9 +63,9 @@ def reorder_in_slots(
     slot_out_N: "torch.Tensor",
     tile: "torch.Tensor",
 ) -> None:
-    """The reference's plan, then one kernel that copies the rows that move; `tile` is not needed."""
-    src_N, dst_N = plan_reorder(
-        parents_N, slot_in_N, search_of_row_N, slot_start_S1, kv_rows.shape[1]
+    """A kernel that plans, a kernel that copies the rows that move; `tile` is not needed."""
+    src_N, dst_N = launch_plan_reorder(
+        parents_N, slot_in_N, search_of_row_N, slot_start_S1, kv_rows.shape[1], RULES
     )
     launch_move_slots(kv_rows, src_N, dst_N, num_tokens, RULES)
     slot_out_N.copy_(dst_N)

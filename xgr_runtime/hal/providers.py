@@ -6,7 +6,14 @@ from importlib import import_module
 
 PROVIDER_MODULES: dict[str, tuple[str, ...]] = {
     "cpu": ("xgr_ops.cpu.beam", "xgr_ops.cpu.attention", "xgr_ops.cpu.cache"),
-    "cuda": ("xgr_ops.cuda.layers", "xgr_ops.cuda.cache", "xgr_ops.cuda.attention"),
+    "cuda": (
+        "xgr_ops.cuda.layers",
+        "xgr_ops.cuda.cache",
+        "xgr_ops.cuda.head",
+        "xgr_ops.cuda.matmul",
+        "xgr_ops.cuda.beam",
+        "xgr_ops.cuda.attention",
+    ),
     "npu": (
         "xgr_ops.ascend.norm",
         "xgr_ops.ascend.rope",
