@@ -1,13 +1,73 @@
-"""The head on NVIDIA GPUs. N rows, V rows of the head, M hidden size."""
+"""The head on NVIDIA GPUs. N rows, V rows of the head, M hidden size, C codes of a level.
+
+The level's logits are one library product whose sums leave in fp32. Their normaliser over the vocabulary is one kernel: tiles
+brought by the copy engine where the GPU has one and rows are 16-bit, by address elsewhere. fp32 products are exact: TF32 is
+never used here, and torch leaves it off unless told otherwise.
+"""
 
 from typing import TYPE_CHECKING, Any
 
-from ..triton.head import HeadTiles, check_head, in_runs
-from .descriptors import descriptor
+import torch
+
+from xgr_runtime.hal.ops.head import head_logits, head_logsumexp
+from xgr_runtime.hal.registry import OpSpec, impl
+
+from ..triton.head import HeadTiles, check_head, in_runs, launch_head_logsumexp
+from ..triton.head_kernels import head_logsumexp_kernel
+from ..triton.launch import DTYPES, why_dtype_refused
+from .descriptors import descriptor, why_descriptors_refused
 from .head_kernels import head_logsumexp_by_descriptor_kernel
 
 if TYPE_CHECKING:
-    import torch
+    from collections.abc import Mapping
+
+NUM_CORES = 132  # of an H100 or H200; elsewhere the vocabulary is cut a little worse than best
+HALF = (torch.float16, torch.bfloat16)
+
+
+def _tiles(rows: int, vocab: int, size: int, warps: int, stages: int, per_core: int) -> HeadTiles:
+    options = {"num_warps": warps, "num_stages": stages}
+    return HeadTiles(rows, vocab, size, per_core * NUM_CORES, options=options)
+
+
+# most rows -> tiles
+BY_DESCRIPTOR: "Mapping[int, HeadTiles]" = {
+    16: _tiles(16, 128, 128, 4, 4, 2),
+    64: _tiles(64, 128, 128, 4, 4, 1),
+    2**31: _tiles(128, 256, 64, 8, 3, 1),
+}
+BY_ADDRESS = _tiles(16, 64, 64, 4, 3, 2)
+FP32 = _tiles(64, 64, 32, 8, 2, 2)
+
+
+def _accepts_descriptors(spec: OpSpec) -> str | None:
+    if spec.dtype not in HALF:
+        return f"takes {', '.join(map(str, HALF))}, got {spec.dtype}"
+    refused = why_descriptors_refused(spec, "M")
+    return refused or why_dtype_refused(head_logsumexp_by_descriptor_kernel, spec.dtype)
+
+
+def _accepts(spec: OpSpec) -> str | None:
+    return why_dtype_refused(head_logsumexp_kernel, spec.dtype)
+
+
+@impl(head_logsumexp, provider="triton-tma", device="cuda", accepts=_accepts_descriptors)
+def head_logsumexp_by_descriptor(
+    hidden_NM: "torch.Tensor", weight_VM: "torch.Tensor", scale: float
+) -> "torch.Tensor":
+    """Tiles by the copy engine."""
+    num_rows = hidden_NM.shape[0]
+    tiles = next(tiles for most_rows, tiles in BY_DESCRIPTOR.items() if num_rows <= most_rows)
+    return launch_head_logsumexp_by_descriptor(hidden_NM, weight_VM, scale, tiles)
+
+
+@impl(head_logsumexp, provider="triton", device="cuda", accepts=_accepts)
+def head_logsumexp_by_address(
+    hidden_NM: "torch.Tensor", weight_VM: "torch.Tensor", scale: float
+) -> "torch.Tensor":
+    """Tiles by address: any size, and fp32."""
+    tiles = FP32 if hidden_NM.dtype == torch.float32 else BY_ADDRESS
+    return launch_head_logsumexp(hidden_NM, weight_VM, scale, tiles)
 
 
 def launch_head_logsumexp_by_descriptor(
@@ -30,3 +90,21 @@ def launch_head_logsumexp_by_descriptor(
         )
 
     return in_runs(launch, hidden_NM, weight_VM.shape[0], scale, tiles)
+
+
+def _accepts_logits(spec: OpSpec) -> str | None:
+    if spec.dtype in DTYPES:
+        return None
+    return f"takes {', '.join(map(str, DTYPES))}, got {spec.dtype}"
+
+
+@impl(head_logits, provider="torch", device="cuda", accepts=_accepts_logits)
+def head_logits_in_one_product(
+    hidden_NM: "torch.Tensor", weight_CM: "torch.Tensor", scale: float
+) -> "torch.Tensor":
+    """16-bit rows are multiplied as they are; the scale is applied to fp32 sums, and not at all where it is 1."""
+    if hidden_NM.dtype == torch.float32:
+        logits_NC = torch.mm(hidden_NM, weight_CM.T)
+    else:
+        logits_NC = torch.mm(hidden_NM, weight_CM.T, out_dtype=torch.float32)
+    return logits_NC if scale == 1.0 else logits_NC.mul_(scale)
