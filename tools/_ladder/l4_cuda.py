@@ -30,7 +30,7 @@ LAYER_OPS = (
     "rotary_embedding",
     "silu_mul",
 )
-SLOW_CASES = ("512", "130]")  # many rows: most of the time, and no path of their own
+SLOW_CASES = ("512", "130]", "wide")  # many rows: most of the time, and no path of their own
 # rows, keys, programs that the device works on at once, least keys of a part: tiles that are not full, and keys in parts
 SMALL_TILES = (16, 16, 100, 32)
 

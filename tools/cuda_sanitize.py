@@ -1,0 +1,108 @@
+"""Every CUDA provider once on small shapes, for NVIDIA's checkers of memory, races and uninitialised reads:
+
+    compute-sanitizer --tool memcheck python3 tools/cuda_sanitize.py
+    compute-sanitizer --tool racecheck python3 tools/cuda_sanitize.py --ops rms_norm
+    compute-sanitizer --tool initcheck python3 tools/cuda_sanitize.py --dtypes bfloat16
+
+Each tensor is an allocation of its own (PYTORCH_NO_CUDA_MEMORY_CACHING), so that a read behind its end is one. Results
+are compared with the references too. Exit code 0: all ran and agreed; 1: one did not; 2: there is no CUDA device here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from xgr_runtime.conformance.op_cases import GENERATORS
+from xgr_runtime.conformance.parity import check_provider
+from xgr_runtime.errors import DeviceError
+from xgr_runtime.hal.discovery import open_device
+from xgr_runtime.hal.providers import load_providers
+from xgr_runtime.hal.registry import all_ops
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from xgr_runtime.conformance.op_case import OpCase
+    from xgr_runtime.hal.device import Device
+    from xgr_runtime.hal.registry import Op
+
+ROOT = Path(__file__).resolve().parents[1]
+DTYPES = ("bfloat16", "float16", "float32")
+MAX_ELEMENTS = 200_000  # of a case's largest tensor: a checker takes tens of times as long
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what was asked for; the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ops", nargs="+", choices=sorted(all_ops()), help="all without it")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES[::2])
+    parser.add_argument("--most", type=int, default=4, help="cases of an op and dtype (default: 4)")
+    options = parser.parse_args(arguments)
+    # torch reads it when its allocator is first used
+    os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    try:
+        device = open_device("cuda").device
+    except DeviceError as error:
+        print(f"cuda_sanitize: needs a CUDA device: {error}", file=sys.stderr)
+        return 2
+    _offer_providers()
+    failures = [f"{f.module} {f.reason}" for f in load_providers("cuda")]
+    for name, op in all_ops().items():
+        if options.ops is None or name in options.ops:
+            for dtype in options.dtypes:
+                failures += run_op(op, getattr(torch, dtype), device, options.most)
+    print("\n".join(failures) or "all ran and agreed")
+    return 1 if failures else 0
+
+
+def run_op(op: Op[..., object], dtype: torch.dtype, device: Device, most: int) -> list[str]:
+    """All CUDA providers of an op on the first small cases; what went wrong."""
+
+    def cases(dtype: torch.dtype) -> Iterator[OpCase]:
+        small = [case for case in GENERATORS[op.name](dtype) if is_small(case)]
+        yield from small[:: max(1, len(small) // most)]
+
+    failures = []
+    for found in op.impls:
+        if found.device_kind == device.kind:
+            entry = check_provider(op, found.provider, found.fn, dtype, device, cases)
+            what = f"{op.name} by {found.provider}, {entry.dtype}"
+            print(f"{what}: {entry.num_run} cases ran, {entry.num_refused} refused", flush=True)
+            failures += [f"{what}, {label}: {message}" for label, message in entry.failures]
+    return failures
+
+
+def is_small(case: OpCase) -> bool:
+    """Whether a checker ends with it in seconds."""
+    tensors = [value for value in case.args.values() if isinstance(value, torch.Tensor)]
+    return all(tensor.numel() <= MAX_ELEMENTS for tensor in tensors)
+
+
+def _offer_providers() -> None:
+    """Make xgr_ops importable where the project is not installed: it is the folder ops of this checkout."""
+    if find_spec("xgr_ops") is not None:
+        return
+    folder = ROOT / "ops"
+    spec = spec_from_file_location(
+        "xgr_ops", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["xgr_ops"] = module_from_spec(spec)
+    spec.loader.exec_module(sys.modules["xgr_ops"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
