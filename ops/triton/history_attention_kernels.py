@@ -126,7 +126,14 @@ def _attend(
 
 # What differs between batches is no constant of the compiler: one kernel serves all captured graphs.
 @triton.jit(
-    do_not_specialize=["num_rows", "num_histories", "num_tiles", "table_stride", "num_tokens"]
+    do_not_specialize=[
+        "num_rows",
+        "num_histories",
+        "num_tiles",
+        "table_stride",
+        "num_tokens",
+        "num_splits",
+    ]
 )
 def history_attention_kernel(
     q_ptr,
@@ -150,7 +157,7 @@ def history_attention_kernel(
     k_token_stride,
     v_token_stride,
     num_tokens,
-    NUM_SPLITS: tl.constexpr,
+    num_splits,
     IS_CAUSAL: tl.constexpr,
     HAS_OWN: tl.constexpr,
     HAS_LSE: tl.constexpr,
@@ -195,7 +202,7 @@ def history_attention_kernel(
         visible_R = tl.minimum(visible_R, before + r_R // X + 1)
         least = tl.maximum(before + first_r // X + 1, 0)
         end = tl.minimum(length, before + (first_r + TILE_ROWS - 1) // X + 1)
-    part = (end + TILE_KEYS * NUM_SPLITS - 1) // (TILE_KEYS * NUM_SPLITS) * TILE_KEYS
+    part = (end + TILE_KEYS * num_splits - 1) // (TILE_KEYS * num_splits) * TILE_KEYS
     begin = split * part
     end = tl.minimum(end, begin + part)
     end_whole = tl.maximum(begin, tl.minimum(end, least) // TILE_KEYS * TILE_KEYS)
@@ -240,7 +247,7 @@ def history_attention_kernel(
         tl.store(lse_ptr + pair_R, largest_R * LN_2 + tl.log(total_R), mask=is_row_R)
 
 
-@triton.jit(do_not_specialize=["num_pairs", "num_items"])
+@triton.jit(do_not_specialize=["num_pairs", "num_items", "num_splits"])
 def combine_splits_kernel(
     part_ptr,
     part_lse_ptr,
@@ -248,13 +255,13 @@ def combine_splits_kernel(
     lse_ptr,
     num_pairs,
     num_items,
-    NUM_SPLITS: tl.constexpr,
+    num_splits,
     HAS_LSE: tl.constexpr,
     D: tl.constexpr,
     TILE_PAIRS: tl.constexpr,
     D_PAD: tl.constexpr,
 ):
-    """One result of NUM_SPLITS over disjoint keys; TILE_PAIRS (row, head) pairs an item, all tensors contiguous."""
+    """One result of num_splits over disjoint keys; TILE_PAIRS (row, head) pairs an item, all tensors contiguous."""
     d_D = tl.arange(0, D_PAD)
     for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
         first = tl.cast(item, tl.int64) * TILE_PAIRS
@@ -264,7 +271,7 @@ def combine_splits_kernel(
         largest_P = tl.full((TILE_PAIRS,), LEAST, tl.float32)
         total_P = tl.zeros((TILE_PAIRS,), tl.float32)
         sum_PD = tl.zeros((TILE_PAIRS, D_PAD), tl.float32)
-        for split in range(NUM_SPLITS):
+        for split in range(0, num_splits):
             place_P = tl.cast(split, tl.int64) * num_pairs + pair_P
             lse_P = tl.load(part_lse_ptr + place_P, mask=is_pair_P, other=0.0)
             part_PD = tl.load(
