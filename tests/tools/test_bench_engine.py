@@ -1,0 +1,255 @@
+"""The engine benchmark: its floor against hand-counted numbers, its reference, its checks, and a tiny run of everything."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+from tools import bench_engine
+from tools._bench.answer_check import Judges, Question, judge
+from tools._bench.answer_scores import LevelScorer, foresee
+from tools._bench.busy_share import busy_share
+from tools._bench.drawn_model import EPS, ROPE_THETA, DrawnWeights
+from tools._bench.engine_rows import ROWS, TINY_SHAPE, choose
+from tools._bench.floor import SHAPES, ModelShape, Work, floor_ms
+from tools._bench.plain_decoder import PlainDecoder
+from tools._bench.sid_catalog import Prefixes, draw_items
+from tools._bench.unconstrained import select_top
+from xgr_runtime.conformance import decoder_reference
+from xgr_runtime.hal.ops.beam import BeamRows, LevelTrie
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SMALL, LARGE = SHAPES["qwen3-0.6B"], SHAPES["qwen3-1.7B"]
+CPU = torch.device("cpu")
+
+# By hand, from the sizes of the models: layers x (M x (Q + 2 G) D + Q D x M + 3 M x F).
+PARAMETERS = {"small": 28 * (1024 * 4096 + 2048 * 1024 + 3 * 1024 * 3072), "large": 28 * 50_331_648}
+
+
+@pytest.mark.parametrize(
+    ("shape", "work", "expected"),
+    [
+        (SMALL, Work(1024, 512), 2.8),
+        (SMALL, Work(1024, 512, 8), 22.4),
+        (LARGE, Work(1000, 256), 5.8),
+        (LARGE, Work(1000, 256, 8), 46.3),
+        (LARGE, Work(5000, 256), 24.4),
+        (LARGE, Work(5000, 256, 8), 195.2),
+    ],
+)
+def test_floor(shape: ModelShape, work: Work, expected: float) -> None:
+    assert floor_ms(shape, work) == pytest.approx(expected, abs=0.05)
+
+
+def test_floor_term_by_term() -> None:
+    assert (SMALL.layer_parameters, LARGE.layer_parameters) == tuple(PARAMETERS.values())
+    tokens, rows = 1000, 2 * 256
+    linear = 2 * PARAMETERS["large"] * (tokens + rows)
+    attention = 4 * 28 * 2048 * (tokens * tokens / 2 + tokens * rows)
+    head = 2 * 513 * 2048 * 8192
+    assert floor_ms(LARGE, Work(1000, 256)) == pytest.approx((linear + attention + head) / 779e9)
+    # a hit of 992 of 1,024 tokens: 32 new ones, each of which attends to all before it
+    pairs = 992 * 32 + 32 * 32 / 2 + 1024 * 256
+    hit = 2 * PARAMETERS["large"] * (32 + 256) + 4 * 28 * 2048 * pairs + 2 * 257 * 2048 * 8192
+    assert floor_ms(LARGE, Work(1024, 128, cached_tokens=992)) == pytest.approx(hit / 779e9)
+
+
+@pytest.mark.parametrize(
+    ("shape", "work", "expected"),
+    [(SMALL, Work(1024, 512, 8), 1.162), (LARGE, Work(1000, 256, 8), 1.078)],
+)
+def test_ratio_of_the_floors_of_both_normalisations(
+    shape: ModelShape, work: Work, expected: float
+) -> None:
+    ratio = floor_ms(shape, replace(work, is_vocab=True)) / floor_ms(shape, work)
+    assert ratio == pytest.approx(expected, abs=5e-4)
+
+
+def test_plain_decoder_is_the_float64_reference_of_the_conformance_run() -> None:
+    shape = replace(TINY_SHAPE, num_codes=16)
+    weights = DrawnWeights(CPU, torch.float32, 3)
+    plain = PlainDecoder(shape, weights, CPU, torch.float64)
+    sizes = decoder_reference.DecoderShape(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_layers=shape.num_layers,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        eps=EPS,
+        rope_theta=ROPE_THETA,
+    )
+    names = decoder_reference.random_weights(sizes, torch.float32)
+    taken = {name: weights.take(name, tuple(w.shape)) for name, w in names.items()}
+    taken["lm_head.weight"] = taken["model.embed_tokens.weight"]
+    oracle = decoder_reference.PlainDecoder(sizes, taken)
+    prompt, tokens = list(range(3, 40)), np.array([[40, 56], [41, 57], [47, 79]])
+    logits, past = oracle.read(prompt)
+    read = plain.read(prompt)
+    np.testing.assert_allclose((read.hidden_M @ plain.head_VM.T).numpy(), logits, atol=1e-9)
+    for length in (1, 2):
+        found = plain.continue_from(read, torch.from_numpy(tokens[:, :length].copy()))
+        wanted = oracle.continue_from(past, tokens[:, :length].tolist())
+        np.testing.assert_allclose((found @ plain.head_VM.T).numpy(), wanted, atol=1e-9)
+
+
+def test_prefixes_of_a_catalogue_are_those_of_its_items() -> None:
+    items = draw_items(300, 8, seed=5)
+    prefixes = Prefixes(items.sids, 8)
+    rows = [tuple(sid) for sid in items.sids.tolist()]
+    for level in range(3):
+        wanted = sorted({sid[: level + 1] for sid in rows})
+        assert [tuple(c) for c in prefixes.codes_of(prefixes.keys[level], level + 1)] == wanted
+    parents = prefixes.keys[0]
+    counts, children = prefixes.children(parents, 1)
+    assert counts.sum() == len(children) == len(prefixes.keys[1])
+    assert [tuple(c) for c in prefixes.codes_of(children, 2)] == sorted({s[:2] for s in rows})
+    assert prefixes.fanouts()[0]["most"] == len(prefixes.keys[0])
+
+
+def question_of_reference(t: float, width: int = 6) -> Question:
+    """A right answer: the reference's own search, as a run would report it."""
+    items = draw_items(200, TINY_SHAPE.num_codes, seed=6)
+    prefixes = Prefixes(items.sids, TINY_SHAPE.num_codes)
+    decoder = PlainDecoder(TINY_SHAPE, DrawnWeights(CPU, torch.float32, 4), CPU)
+    read = decoder.read(list(range(1, 30)))
+    first = TINY_SHAPE.text_vocabulary
+    scorer = LevelScorer(decoder, read, prefixes, first, is_vocab=True)
+    packed, codes, scores = np.zeros(1, np.int64), [], []
+    own = np.zeros(1)
+    for level in range(3):
+        behind, children = scorer.children(packed, level)
+        score = np.repeat(own, np.diff(behind.starts)) + behind.log_probs
+        best = np.argsort(-score, kind="stable")[:width]
+        packed, own = children[best], score[best]
+        codes.append(prefixes.codes_of(packed, level + 1))
+        scores.append(own.astype(np.float32))
+        np.testing.assert_allclose(scorer.scores_of(codes[-1]), own, atol=1e-5)
+    widths = (width,) * 3
+    foreseen = foresee(scorer, 3, widths, t, [np.zeros(0, np.int64)] * 3)
+    return Question("q", codes, scores, len(packed), widths, t, None, foreseen)
+
+
+def test_a_right_answer_is_right_in_a_process_of_its_own() -> None:
+    question = question_of_reference(1e-4)
+    judges = Judges(1)
+    verdict = judges.ask(question).result()
+    judges.close()
+    assert verdict == judge(question)
+    assert (verdict.violation, verdict.num_swapped) == ("", 0)
+    assert verdict.stats is not None
+    assert verdict.stats.is_identical
+    assert verdict.stats.possible_checked
+
+
+@pytest.mark.parametrize("damage", ["score", "order", "dropped", "invalid"])
+def test_a_wrong_answer_is_a_violation(damage: str) -> None:
+    question = question_of_reference(1e-4)
+    codes, scores = [c.copy() for c in question.codes], [s.copy() for s in question.own_scores]
+    if damage == "score":
+        scores[2][0] += 0.01
+    elif damage == "order":
+        codes[2][[0, 1]] = codes[2][[1, 0]]
+    elif damage == "dropped":
+        codes[2], scores[2] = codes[2][1:], scores[2][1:]
+    else:
+        codes[2][5, 2] = (codes[2][5, 2] + 1) % TINY_SHAPE.num_codes
+    wrong = replace(question, codes=codes, own_scores=scores, num_valid=len(codes[2]))
+    assert judge(wrong).violation
+
+
+def test_unconstrained_selection_is_the_exact_top() -> None:
+    searches, rows, codes, width = 2, 5, 192, 40
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(searches * rows, codes, generator=generator)
+    lse = logits.logsumexp(1)
+
+    def beams(count: int) -> BeamRows:
+        start = torch.arange(0, searches * count + 1, count, dtype=torch.int32)
+        search = torch.arange(searches, dtype=torch.int32).repeat_interleave(count)
+        scores = torch.randn(searches * count, generator=generator)
+        nodes, parents, codes = torch.zeros(3, searches * count, dtype=torch.int32)
+        return BeamRows(scores, nodes, parents, codes, start, search)
+
+    parents, children = beams(rows), beams(width)
+    trie = LevelTrie(codes, codes, True, None, None, None, torch.zeros(1, 1, dtype=torch.bool))
+    counters = torch.zeros(2, dtype=torch.int64)
+    select_top(
+        logits, lse, parents, torch.zeros(searches, dtype=torch.int32), trie, children, counters
+    )
+    scores = logits + (parents.scores_N - lse)[:, None]
+    wanted = scores.view(searches, -1).sort(1, descending=True).values[:, :width]
+    assert torch.equal(children.scores_N.view(searches, width), wanted)
+    assert torch.equal(
+        scores[children.parents_N.long(), children.codes_N.long()], children.scores_N
+    )
+
+
+def test_busy_share_is_the_union_of_the_intervals() -> None:
+    starts = np.array([0, 500_000_000, 100_000_000, 900_000_000])
+    ends = np.array([200_000_000, 800_000_000, 300_000_000, 1_000_000_000])
+    found = busy_share(starts, ends)
+    assert (found.share, found.seconds, found.num_intervals) == (0.7, 1.0, 4)
+    assert found.longest_gap_us == 200_000.0
+
+
+def test_rows_are_those_of_the_table() -> None:
+    assert len({row.name for row in ROWS}) == len(ROWS) == 13
+    assert [row.name for row in choose(ROWS, ["1.7B-*-b8"])] == [
+        "1.7B-w256-h1000-b8",
+        "1.7B-w256-h5000-b8",
+    ]
+    with pytest.raises(SystemExit, match="no row is named 'x'"):
+        choose(ROWS, ["x"])
+
+
+def test_tiny_run_of_everything(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = tmp_path / "report.json"
+    arguments = ["--device", "cpu", "--tiny", "--dtype", "float32", "--runs", "2", "--warmup", "1"]
+    assert bench_engine.main([*arguments, "--commit", "abc", "--json", "--out", str(out)]) == 0
+    text = capsys.readouterr().out
+    report = json.loads(text)
+    assert json.loads(out.read_text()) == report
+    assert report["failures"] == []
+    assert {check["violations"] for check in report["reference_checks"]} == {0}
+    assert len(report["rows"]) == 12
+    for row in report["rows"]:
+        assert row["commit"] == "abc"
+        assert row["violations"] == 0
+        assert row["checked_requests"] >= 1
+        assert math.isfinite(row["median_ms"])
+        assert 0 < row["p20_ms"] <= row["median_ms"] <= row["p80_ms"]
+        assert sum(row["stages_ms"][name] for name in ("prefill", "round_0", "round_1")) > 0
+        assert row["cached_tokens"] == (32 if "hit" in row["row"] else 0)
+    assert report["memory"]["violations"] == report["load"]["violations"] == 0
+
+
+def test_a_wrong_engine_has_no_figure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The reference draws other weights than the engine: every answer is wrong, and no row is printed."""
+
+    class Other(DrawnWeights):
+        def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+            return super().take(name, shape) * (1.01 if name.endswith("o_proj.weight") else 1.0)
+
+    plain = PlainDecoder
+
+    def other(shape: ModelShape, weights: DrawnWeights, place: torch.device) -> PlainDecoder:
+        return plain(shape, Other(place, weights.dtype, weights.seed), place)
+
+    monkeypatch.setattr("tools._bench.engine_matrix.PlainDecoder", other)
+    out = tmp_path / "report.json"
+    arguments = ["--device", "cpu", "--tiny", "--dtype", "float32", "--runs", "1", "--part", "rows"]
+    arguments += ["--rows", "tiny-w16-h40-b1", "--commit", "abc", "--out", str(out)]
+    assert bench_engine.main(arguments) == 1
+    report = json.loads(out.read_text())
+    assert report["rows"] == []
+    assert any("answers are wrong" in failure["reason"] for failure in report["failures"])

@@ -1,0 +1,205 @@
+"""Whole requests through the engine on one device: time, share of the counted floor, memory, stages; answers checked first.
+
+Qwen3 decoders of the named sizes with weights drawn on the device, a catalogue of a million random semantic ids, random
+histories, a new one for every run. Of every row and normalisation, answers are held against a plain torch decoder in float32
+on the same device by `assert_same_answer`; that decoder against the runtime on the CPU, once per model and normalisation. A
+row with a wrong answer has no figure: it is listed among the failures, and the exit code is 1.
+
+median_ms is the time of a batch on the device, from the first copy of its inputs to the end of the copy of its outcome;
+wall_median_ms the time at the caller, from the first request's submission to the last answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tools._bench.command import exit_code_of, number, whole  # noqa: E402
+from tools._bench.device_facts import commit_of, device_facts  # noqa: E402
+from tools._bench.engine_load import measure_engine  # noqa: E402
+from tools._bench.engine_matrix import (  # noqa: E402
+    HISTORY_SEED,
+    MODEL_SEED,
+    ModelMatrix,
+    Outcome,
+    Plan,
+    noting,
+)
+from tools._bench.engine_rows import (  # noqa: E402
+    ALL_SHAPES,
+    LOAD_PROMPT_TOKENS,
+    LOAD_ROW,
+    MEMORY_PROMPT_TOKENS,
+    MEMORY_ROW,
+    ROWS,
+    TINY_LOAD_ROW,
+    TINY_MEMORY_ROW,
+    TINY_PROMPT_TOKENS,
+    TINY_ROWS,
+    choose,
+)
+from tools._bench.floor import BF16_TFLOPS  # noqa: E402
+from tools._bench.sid_catalog import Prefixes, draw_items, write_catalog  # noqa: E402
+from tools._bench.timing import add_output_arguments, progress, write_report  # noqa: E402
+from xgr_runtime.hal.discovery import DEVICE_CHOICES, open_device  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CATALOG_SEED = 10
+TINY_ITEMS, TINY_WIDTH = 3000, 16
+MAX_PROMPT_TOKENS, MAX_WIDTH = 5120, 1024
+RUNS, QUICK_RUNS = 20, 5
+PARTS = ("rows", "memory", "load")
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """The report. The other parts than `rows` run in processes of their own where there is more than one."""
+    end_s = time.monotonic() + args.time_limit
+    commit = commit_of(ROOT, args.commit)
+    device = open_device(args.device).device
+    rows = choose(TINY_ROWS if args.tiny else ROWS, args.rows)
+    shape = ALL_SHAPES[rows[0].model]
+    num_items = min(args.items, TINY_ITEMS) if args.tiny else args.items
+    outcome = Outcome()
+    report: dict[str, Any] = {
+        "commit": commit,
+        "environment": device_facts(device, is_quick=args.quick or args.tiny),
+        "floor_tflops": BF16_TFLOPS,
+        "seeds": {"catalog": CATALOG_SEED, "model": MODEL_SEED, "histories": HISTORY_SEED},
+        "warmup_runs": args.warmup,
+        "runs": args.runs,
+        "dtype": args.dtype,
+        "page_size_tokens": args.page_size,
+    }
+    progress(f"{device.name}: {report['environment']['bf16_product_tflops']} TFLOP/s")
+    with tempfile.TemporaryDirectory() as folder:
+        items = draw_items(num_items, shape.num_codes, CATALOG_SEED, is_skewed=not args.uniform)
+        catalog = write_catalog(items, Path(folder) / "items.xgr", shape.text_vocabulary)
+        fanouts = Prefixes(items.sids, items.num_codes).fanouts()
+        report["catalog"] = {
+            "items": num_items,
+            "codes": "uniform" if args.uniform else "skewed",
+            "levels": fanouts,
+        }
+        plan = Plan(
+            device=device,
+            dtype=getattr(torch, args.dtype),
+            items=items,
+            catalog=catalog,
+            commit=commit,
+            repetitions=args.runs,
+            warmup=args.warmup,
+            checked=args.checked,
+            num_judges=max(1, (os.cpu_count() or 2) - 2),
+            page_size=args.page_size,
+            max_prompt_tokens=TINY_PROMPT_TOKENS if args.tiny else MAX_PROMPT_TOKENS,
+            max_width=TINY_WIDTH if args.tiny else MAX_WIDTH,
+            allow_reference=args.allow_reference,
+            has_time=lambda: time.monotonic() < end_s,
+        )
+        parts = args.part or list(PARTS)
+        if "rows" in parts:
+            for name in dict.fromkeys(row.model for row in rows):
+                ModelMatrix(plan, name, [r for r in rows if r.model == name], outcome).run()
+            report["reference_checks"] = outcome.cpu_checks
+            report["rows"] = outcome.rows
+        for part in ("memory", "load"):
+            if part in parts:
+                with noting(outcome, part):
+                    if len(parts) == 1:
+                        report[part] = measure_part(plan, part, is_tiny=args.tiny)
+                    else:
+                        report[part] = elsewhere(args, part, end_s - time.monotonic())
+    report["failures"] = [{"row": row, "reason": reason} for row, reason in outcome.failures]
+    return report
+
+
+def measure_part(plan: Plan, part: str, *, is_tiny: bool) -> dict[str, Any]:
+    """Memory of an engine for one request, or memory and work of one under load."""
+    memory, load = (TINY_MEMORY_ROW, TINY_LOAD_ROW) if is_tiny else (MEMORY_ROW, LOAD_ROW)
+    if part == "memory":
+        tokens = TINY_PROMPT_TOKENS if is_tiny else MEMORY_PROMPT_TOKENS
+        return measure_engine(plan, memory, tokens, is_profiled=False)
+    tokens = TINY_PROMPT_TOKENS if is_tiny else LOAD_PROMPT_TOKENS
+    return measure_engine(plan, load, tokens, is_profiled=plan.device.kind == "cuda")
+
+
+def elsewhere(args: argparse.Namespace, part: str, seconds: float) -> Any:
+    """A part in a process of its own, whose allocator nobody has used before."""
+    if seconds <= 0:
+        raise SystemExit("no time was left")
+    command = [sys.executable, __file__, "--part", part, "--json", "--device", args.device]
+    command += ["--dtype", args.dtype, "--page-size", str(args.page_size)]
+    command += ["--items", str(args.items), "--commit", args.commit]
+    switches = ("tiny", "uniform", "quick", "allow_reference")
+    command += ["--" + name.replace("_", "-") for name in switches if getattr(args, name)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False, timeout=seconds + 60)
+    report = json.loads(done.stdout or "{}")
+    if part not in report:
+        raise SystemExit(f"ended with {done.returncode}: {report.get('failures', 'no report')}")
+    return report[part]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=DEVICE_CHOICES, default="cuda")
+    parser.add_argument(
+        "--rows", action="append", default=[], help="a row's name or a pattern; may be repeated"
+    )
+    parser.add_argument(
+        "--part", action="append", choices=PARTS, help="instead of all; may be repeated"
+    )
+    parser.add_argument("--runs", type=whole(1, 1000), default=None, help=f"default {RUNS}")
+    parser.add_argument("--warmup", type=whole(1, 1000), default=3)
+    parser.add_argument(
+        "--checked",
+        type=whole(1, 8),
+        default=2,
+        help="requests of a batch whose answers are checked",
+    )
+    parser.add_argument("--items", type=whole(1, 10**8), default=1_000_000)
+    parser.add_argument("--uniform", action="store_true", help="codes of items independent")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    parser.add_argument("--page-size", type=whole(1, 1024), default=16, help="tokens")
+    parser.add_argument("--allow-reference", action="store_true", help="as ops.allow_reference")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"{QUICK_RUNS} runs: no figures to keep"
+    )
+    parser.add_argument(
+        "--tiny", action="store_true", help="a tiny model and catalogue: tries the tool"
+    )
+    parser.add_argument(
+        "--time-limit",
+        type=number(1, 1e6),
+        default=3600.0,
+        help="seconds; no row starts after them",
+    )
+    parser.add_argument("--commit", default="", help="where there is no git: what is measured")
+    add_output_arguments(parser)
+    args = parser.parse_args(arguments)
+    args.runs = args.runs or (QUICK_RUNS if args.quick else RUNS)
+    report = run(args)
+    write_report(report, args)
+    for failure in report["failures"]:
+        progress(f"FAILED {failure['row']}: {failure['reason']}")
+    return 1 if report["failures"] else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(exit_code_of(main))
