@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from xgr_runtime.conformance.op_case import OpCase
 
 PROVIDER, COUNT = "triton", "cases of CUDA providers"
-ATTENTION, LAYERS = "xgr_ops.cuda.attention", "xgr_ops.cuda.layers"
+ATTENTION = "xgr_ops.cuda.attention"
+OTHERS = ("xgr_ops.cuda.layers", "xgr_ops.cuda.beam", "xgr_ops.cuda.cache")
 DTYPES = (torch.float32, torch.float16)
 HISTORY_OPS = ("prefill_attention", "shared_attention")
 LAYER_OPS = (
@@ -30,7 +31,16 @@ LAYER_OPS = (
     "rotary_embedding",
     "silu_mul",
 )
-SLOW_CASES = ("512", "130]", "wide")  # many rows: most of the time, and no path of their own
+# they know fp32 alone
+BEAM_OPS = (
+    "select_beams",
+    "level_logsumexp",
+    "children_logsumexp",
+    "flag_failed_searches",
+    "reorder_unshared_kv",
+)
+# many rows: most of the time, and no path of their own
+SLOW_CASES = ("512", "130]", "wide", "hub")
 # rows, keys, programs that the device works on at once, least keys of a part: tiles that are not full, and keys in parts
 SMALL_TILES = (16, 16, 100, 32)
 
@@ -43,12 +53,15 @@ class InterpretedGpu(CpuDevice):
 
 
 def check_cuda(report: Report) -> None:
-    """Parity of attention over histories and of the layer kernels, then attention with small tiles and split keys."""
+    """Parity of attention over histories, of layers and of beams, then attention with small tiles and split keys."""
     attention: Any = import_module(ATTENTION)
-    import_module(LAYERS)
+    for module in OTHERS:
+        import_module(module)
     for dtype in DTYPES:
         for op_name in (*HISTORY_OPS, *LAYER_OPS):
             _check(op_name, dtype, report)
+    for op_name in BEAM_OPS:
+        _check(op_name, torch.float32, report)
     chosen = attention.tiles_for
     attention.tiles_for = lambda *_: attention.HistoryTiles(*SMALL_TILES)
     try:
