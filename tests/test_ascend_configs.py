@@ -43,12 +43,13 @@ def test_the_memory_of_the_comments() -> None:
     page_bytes = spec.page_bytes(page_size)
     assert (group.bytes_per_token, page_bytes) == (112 << 10, 14 << 20)
     num_pages = default_num_pages(config, page_bytes)
-    assert num_pages == 145 + 1755
-    assert page_size * 1755 == 224_640
+    assert num_pages == 289 + 1609
+    assert page_size * 1609 == 205_952
     num_rows = config.scheduler.max_batch_rows + 1
     # Two levels of as many edges as items, each a code (int32) and a bit (a byte) a row of rules; the nodes' offsets.
     num_edges = int(1_000_000 * config.cache.catalog_headroom)
-    num_rule_rows = config.cache.rule_rows + config.scheduler.max_batch_histories
+    num_searches = config.scheduler.max_batches_in_flight * config.scheduler.max_batch_histories
+    num_rule_rows = max(config.cache.rule_rows, num_searches + 1) + num_searches
     parts = {
         "weights": 2 * NUM_PARAMETERS,
         "pages": num_pages * page_bytes,

@@ -161,20 +161,22 @@ def clock_one(device: Device, num_levels: int = 3) -> object:
     clock.start()
     with clock.copying(is_to_host=False):
         pass
-    for point in PREFILL_POINTS:
-        prefill.record(point)
-    clock.add_prefill([prefill])
+    with clock.prefill() as timers:
+        for point in PREFILL_POINTS:
+            prefill.record(point)
+        timers.append(prefill)
     with clock.copying(is_to_host=False):
         pass
     first, last = marks.points(range(num_levels))
-    rounds.record(first)
-    for level in range(num_levels):
-        if level:
-            marks.between(level)
-        marks.before_select(level)
-        marks.after_select(level)
-    rounds.record(last)
-    clock.add_rounds([rounds], num_levels)
+    with clock.rounds(num_levels) as timers:
+        rounds.record(first)
+        for level in range(num_levels):
+            if level:
+                marks.between(level)
+            marks.before_select(level)
+            marks.after_select(level)
+        rounds.record(last)
+        timers.append(rounds)
     with clock.copying(is_to_host=True):
         pass
     device.record_event().wait()

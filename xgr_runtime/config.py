@@ -82,13 +82,15 @@ class SchedulerConfig:
     """A batch is closed when a capacity is reached or its first request has waited max_wait_ms.
 
     max_queue: requests accepted and not yet answered. patience_ms: a request is due after it, or at its
-    deadline where that is earlier; the earliest due runs first.
+    deadline where that is earlier; the earliest due runs first. max_batches_in_flight: while the device runs one batch, the
+    host prepares and issues the next; 1 waits for each batch before the next.
     """
 
     max_queue: int = 1024
     max_batch_histories: int = 8
     max_batch_tokens: int = 8192
     max_batch_rows: int = 8192
+    max_batches_in_flight: int = 2
     max_wait_ms: float = 2.0
     patience_ms: float = 1000.0
 

@@ -37,6 +37,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "scheduler.max_batch_histories": (1, 2**12),
     "scheduler.max_batch_tokens": (1, 2**20),
     "scheduler.max_batch_rows": (1, 2**20),
+    "scheduler.max_batches_in_flight": (1, 8),
     "scheduler.max_wait_ms": (0, 60_000),
     "scheduler.patience_ms": (0, 3_600_000),
     "cache.page_size_tokens": (1, 2**12),

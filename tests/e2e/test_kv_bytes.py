@@ -9,6 +9,7 @@ import pytest
 
 from tests.helpers.catalogs import contiguous_tokens, random_catalog
 from tests.helpers.engines import make_config, make_engine, request_of, write_catalog
+from tests.helpers.product import watch_batches
 from tests.helpers.tiny_models import TinyShape, write_tiny_model
 from xgr_runtime.config import CacheConfig, LimitsConfig, SchedulerConfig, SearchDefaults
 from xgr_runtime.types import Search
@@ -16,7 +17,6 @@ from xgr_runtime.types import Search
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from xgr_runtime.xschedule.batch import Batch, BatchOutput
 
 pytestmark = pytest.mark.e2e
 PAGE = 16
@@ -44,13 +44,7 @@ def test_pages_and_bytes_of_a_history(tmp_path: Path) -> None:
             pages = engine.runner.kv.shared.all_pages
             pages.fill_(np.nan)
             used: list[int] = []
-            run = engine.worker.run
-
-            def counted(batch: Batch) -> BatchOutput:
-                used.append(engine.pages.num_in_use)  # noqa: B023 - called inside this turn only
-                return run(batch)  # noqa: B023
-
-            engine.worker.run = counted  # type: ignore[method-assign]
+            watch_batches(engine, before=lambda _: used.append(engine.pages.num_in_use))  # noqa: B023 - called inside this turn only
             (reply,) = engine.recommend([request_of("one", history, Search(beam_width=width))])
             assert reply.results[0].num_valid == width
             # Whatever is no longer NaN was written; page 0 takes the padding.

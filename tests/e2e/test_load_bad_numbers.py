@@ -122,10 +122,10 @@ def ask(engine: Engine, requests: list[RecRequest]) -> list[RecResult]:
             ]
             return await asyncio.gather(*(client.recommend(request) for request in timed))
 
-    run = engine.worker.run
+    submit = engine.worker.submit
     recording = record_batches(engine)
     replies = asyncio.run(main())
-    engine.worker.run = run  # type: ignore[method-assign]
+    engine.worker.submit = submit  # type: ignore[method-assign]
     ((batch, _),) = recording.batches
     assert batch.request_ids == tuple(request.request_id for request in requests)
     return replies

@@ -46,7 +46,7 @@ def test_a_batch_fails_with_the_explained_error(
             raise RuntimeError(texts.pop(0))
 
         texts = ["odd", "unknown"]
-        monkeypatch.setattr(engine.runner.histories, "fill", fail)
+        monkeypatch.setattr(engine.runner.inputs, "fill", fail)
         with pytest.raises(DeviceError, match="lower something"):
             engine.recommend([request_of("odd", [1])])
         with pytest.raises(RuntimeError, match=r"^unknown$"):

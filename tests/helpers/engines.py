@@ -14,7 +14,7 @@ import numpy as np
 from tests.helpers import devices
 from tests.helpers.oracle import Rules as OracleRules
 from tests.helpers.oracle import expand_items
-from tests.helpers.product import place_of
+from tests.helpers.product import place_of, watch_batches
 from tests.helpers.tiny_models import hf_reference, load_hf
 from xgr_runtime.config import (
     BucketsConfig,
@@ -154,16 +154,9 @@ class Recording:
 
 
 def record_batches(engine: Engine) -> Recording:
-    """Wraps the worker's `run`; what it does is unchanged."""
+    """Wraps the worker's `submit`; what it does is unchanged."""
     recording = Recording()
-    run = engine.worker.run
-
-    def recorded(batch: Batch) -> BatchOutput:
-        output = run(batch)
-        recording.batches.append((batch, output))
-        return output
-
-    engine.worker.run = recorded  # type: ignore[method-assign]
+    watch_batches(engine, after=lambda batch, output: recording.batches.append((batch, output)))
     return recording
 
 

@@ -235,8 +235,9 @@ def assert_at_rest(engine: Engine) -> None:
     engine.pages.check_conservation()
     for loaded in engine.catalogs.by_slot.values():
         table = loaded.rule_rows
-        rows = [*table._rows.values(), *table._free]
+        rows = [*table._rows.values(), *table._free, *table._forgotten]
         assert sorted(rows) == list(range(1, loaded.slot.num_rule_rows)), "rule rows are lost"
+        assert not any(table._num_uses.values()), "a rule row is held by no batch"
 
 
 def _held(engine: Engine) -> dict[str, Any]:
@@ -244,7 +245,7 @@ def _held(engine: Engine) -> dict[str, Any]:
         "queued": engine._scheduler.num_queued,
         "waiting": engine.describe()["num_unanswered"],
         "pages": engine.pages.num_in_use,
-        "running": len(engine._running),
+        "running": len(engine._running.states),
         "pins": sum(loaded.num_pins for loaded in engine.catalogs.by_slot.values()),
     }
     return {name: count for name, count in held.items() if count}

@@ -18,12 +18,13 @@ from xgr_runtime.xschedule.engine import Engine
 from xgr_runtime.xschedule.results import beam_levels
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from tests.helpers.oracle import Catalog, Sid
     from xgr_runtime.types import RecResult, SearchResult
     from xgr_runtime.xschedule.batch import Batch, BatchOutput, GroupOutput, SearchGroup
+    from xgr_runtime.xschedule.worker import PendingBatch
 
 SMALL = (
     "device=cpu",
@@ -158,15 +159,41 @@ class RecordedRuns:
 @contextmanager
 def recorded(engine: Engine) -> Iterator[RecordedRuns]:
     """Notes the runs of an engine while it is open."""
-    notes, run = RecordedRuns(), engine.worker.run
-
-    def noting(batch: Batch) -> BatchOutput:
-        output = run(batch)
-        notes.runs.append((batch, output))
-        return output
-
-    engine.worker.run = noting  # type: ignore[method-assign]
+    notes, submit = RecordedRuns(), engine.worker.submit
+    watch_batches(engine, after=lambda batch, output: notes.runs.append((batch, output)))
     try:
         yield notes
     finally:
-        engine.worker.run = run  # type: ignore[method-assign]
+        engine.worker.submit = submit  # type: ignore[method-assign]
+
+
+class WatchedBatch:
+    """A batch on its way, of which something is told when it has ended."""
+
+    def __init__(
+        self, batch: Batch, pending: PendingBatch, after: Callable[[Batch, BatchOutput], object]
+    ) -> None:
+        self._batch, self._pending, self._after = batch, pending, after
+
+    def is_done(self) -> bool:
+        return self._pending.is_done()
+
+    def wait(self) -> BatchOutput:
+        output = self._pending.wait()
+        self._after(self._batch, output)
+        return output
+
+
+def watch_batches(
+    engine: Engine,
+    before: Callable[[Batch], object] = lambda batch: None,
+    after: Callable[[Batch, BatchOutput], object] = lambda batch, output: None,
+) -> None:
+    """Wraps the worker's `submit`: `before` is called when a batch is to be issued, `after` when it has ended well."""
+    submit = engine.worker.submit
+
+    def watched(batch: Batch) -> WatchedBatch:
+        before(batch)
+        return WatchedBatch(batch, submit(batch), after)
+
+    engine.worker.submit = watched  # type: ignore[method-assign, assignment]

@@ -25,6 +25,8 @@ from xgr_runtime.hal.device import MemoryInfo
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from xgr_runtime.hal.device import Event, Lane
+
 COPY_SEGMENT = "inputs"
 
 READING_METHODS = (
@@ -305,14 +307,20 @@ class StrictDevice:
             raise _CURRENT.segment.refuse("copies between host and device")
         target.copy_(source)
 
+    def on(self, lane: Lane) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def record_event(self) -> StrictEvent:
         return StrictEvent()
+
+    def follow(self, event: Event) -> None:
+        pass
 
     def timer(self) -> StrictTimer:
         return StrictTimer()
 
     @contextmanager
-    def segment(self, name: str) -> Iterator[None]:
+    def segment(self, name: str, lane: Lane = "compute") -> Iterator[None]:
         _refuse_inside(f"opens another segment, {name!r}")
         self.segment_names.append(name)
         segment = _OpenSegment(name, self._host_storages)

@@ -238,9 +238,9 @@ def test_every_other_end_of_a_call(world: World, engine: Engine) -> None:
             for i in range(2):
                 unknown = dataclasses.replace(plain, catalog=f"made up {i}")
                 assert await traffic.send(1, unknown) == "NOT_FOUND"
-            run, engine.worker.run = engine.worker.run, fail  # type: ignore[method-assign]
+            submit, engine.worker.submit = engine.worker.submit, fail  # type: ignore[method-assign]
             assert await traffic.send(1, plain) == "INTERNAL"
-            engine.worker.run = run  # type: ignore[method-assign]
+            engine.worker.submit = submit  # type: ignore[method-assign]
             assert await traffic.send(1, plain) == "OK"
             samples = await scrape(engine)
             assert by_label(samples, "xgr_requests_total", "code") == traffic.codes

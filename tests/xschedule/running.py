@@ -6,6 +6,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from tests.helpers.product import watch_batches
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
         Oracle,
     )
     from xgr_runtime import Engine
-    from xgr_runtime.xschedule.batch import Batch, BatchOutput
+    from xgr_runtime.xschedule.batch import Batch
 
 VOCAB = 48
 TIMEOUT_S = 60.0
@@ -21,21 +23,19 @@ QUEUE = 6
 
 
 class Gate:
-    """Holds every batch before it runs until `open`; `entered` counts the batches that came."""
+    """Holds every batch before it is issued until `open`; `entered` counts the batches that came."""
 
     def __init__(self, engine: Engine) -> None:
         self._is_open = threading.Event()
         self.entered = threading.Semaphore(0)
         self.batches: list[Batch] = []
-        run = engine.worker.run
 
-        def gated(batch: Batch) -> BatchOutput:
+        def hold(batch: Batch) -> None:
             self.batches.append(batch)
             self.entered.release()
             assert self._is_open.wait(TIMEOUT_S)
-            return run(batch)
 
-        engine.worker.run = gated  # type: ignore[method-assign]
+        watch_batches(engine, before=hold)
 
     def wait_for_batch(self) -> None:
         assert self.entered.acquire(timeout=TIMEOUT_S)

@@ -1,6 +1,6 @@
 """The engine's ends: overload, deadlines, cancellation, draining, closing, failure, from threads and from asyncio.
 
-Time does not decide anything here: the worker's `run` is held at a gate until the test has seen what it wants to see.
+Time does not decide anything here: the worker's `submit` is held at a gate until the test has seen what it wants to see.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ from xgr_runtime.types import RecRequest, RecResult, Rules, Search
 
 if TYPE_CHECKING:
     from xgr_runtime import Engine, RuntimeConfig
-    from xgr_runtime.xschedule.batch import Batch, BatchOutput
+    from xgr_runtime.xschedule.batch import Batch
 
+from tests.helpers.product import watch_batches
 from tests.xschedule.running import QUEUE, TIMEOUT_S, VOCAB, Gate, history, is_idle, wait_until
 
 
@@ -200,14 +201,12 @@ def test_a_failing_batch_fails_only_its_own_requests(
 ) -> None:
     held = engine.submit_future(request_of("held", history(oracle)))
     gate.wait_for_batch()
-    run = engine.worker.run
 
-    def failing(batch: Batch) -> BatchOutput:
+    def fail_one(batch: Batch) -> None:
         if "bad" in batch.request_ids:
             raise DeviceError("the device lost its mind")
-        return run(batch)
 
-    engine.worker.run = failing  # type: ignore[method-assign]
+    watch_batches(engine, before=fail_one)
     others = {name: request_of(name, history(oracle)) for name in ("bad", "mate", "c", "d")}
     futures = {name: engine.submit_future(request) for name, request in others.items()}
     wait_until(lambda: engine._scheduler.num_queued == 4)
@@ -223,16 +222,16 @@ def test_a_failing_batch_fails_only_its_own_requests(
 def test_rules_of_a_failed_batch_are_written_again(engine: Engine, oracle: Oracle) -> None:
     """The batch that should have written a rule set's row died before; the next one must not trust the row."""
     recording = record_batches(engine)
-    run = engine.worker.run
+    submit = engine.worker.submit
     search = Search(beam_width=60, num_results=500, rules=Rules(require=((TAGS[0],),)))
 
-    def failing(batch: Batch) -> BatchOutput:
+    def fail(batch: Batch) -> None:
         raise DeviceError("out of memory")
 
-    engine.worker.run = failing  # type: ignore[method-assign]
+    watch_batches(engine, before=fail)
     with pytest.raises(DeviceError):
         engine.recommend([request_of("dies", history(oracle), search)])
-    engine.worker.run = run  # type: ignore[method-assign]
+    engine.worker.submit = submit  # type: ignore[method-assign]
     (reply,) = engine.recommend([request_of("lives", history(oracle), search)])
     trace = recording.trace("lives", loaded_catalog(engine))
     oracle.check(reply.results[0], trace, history(oracle), search)
@@ -363,7 +362,7 @@ def test_a_failed_batch_leaves_nothing_on_the_device(
             raise MemoryError("no room") from error
 
     with make_engine(config) as engine, no_collection():
-        monkeypatch.setattr(engine.runner.histories, "fill", fail)
+        monkeypatch.setattr(engine.runner.inputs, "fill", fail)
         with pytest.raises((RuntimeError, MemoryError), match="no room") as caught:
             engine.recommend([request_of("one", history(oracle))])
         assert [ref() for ref in left] == [None]

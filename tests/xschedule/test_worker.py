@@ -232,7 +232,7 @@ def test_one_prefill_then_group_by_group(config: RuntimeConfig) -> None:
         engine.worker.run(make_batch(engine, first))
         assert engine.worker.graphs.num_captures == 4
     assert device.segment_names == [
-        "inputs", "prefill", "inputs", "rounds[0:4]", "inputs", "rounds[0:2]"
+        "inputs", "inputs", "prefill", "inputs", "rounds[0:4]", "inputs", "inputs", "rounds[0:2]"
     ]  # fmt: skip
 
 
@@ -305,7 +305,7 @@ def test_a_batch_that_raises_leaves_nothing_behind_that_the_next_one_overwrites(
         batch = make_batch(engine, PLAIN[:1])
         expected = engine.worker.run(batch)
 
-        def broken(number: int) -> None:
+        def broken(entry: int, number: int) -> None:
             raise RuntimeError("the device lost its mind")
 
         with monkeypatch.context() as patch:

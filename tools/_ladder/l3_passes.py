@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tools._ladder.l3_sources import Watched
-    from xgr_runtime.hal.device import Device, Graph
+    from xgr_runtime.hal.device import Device, Graph, Lane
     from xgr_runtime.xschedule.engine_parts import EngineParts
 
 Pair = tuple[str, str]
@@ -50,10 +50,10 @@ class WatchedAscendDevice(AscendDevice):
         self.segments: set[Pair] = set()
 
     @contextmanager
-    def segment(self, name: str) -> Iterator[None]:
+    def segment(self, name: str, lane: Lane = "compute") -> Iterator[None]:
         if (name, CAPTURED) not in self.segments:
             self.segments.add((name, EAGER))
-        with super().segment(name):
+        with super().segment(name, lane):
             yield
 
     def capture(self, name: str, fn: Callable[[], None]) -> Graph:

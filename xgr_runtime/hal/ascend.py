@@ -11,7 +11,10 @@ stream, nothing read by the host while one is captured. What differs from a GPU:
 - Events inside a graph take no time, so the timer leaves them out.
 - A synchronous copy or a wait in any other thread can break a capture: all of them and captures exclude each other.
 
-Like on a GPU, memory is allocated and filled on the default stream, which the side stream follows (see `hal.cuda`).
+- Two batches in flight overlap where they replay graphs of their own; where the second replays one that fused attention is in,
+  its host waits for the first one's replay of that graph, as above.
+
+Like on a GPU, memory is allocated and filled on the default stream, which the lanes' side streams follow (see `hal.cuda`).
 """
 
 import math
@@ -26,7 +29,7 @@ import torch
 from xgr_runtime.errors import DeviceError
 from xgr_runtime.hal.ascend_errors import explain_npu_error, first_line
 from xgr_runtime.hal.collection import no_collection
-from xgr_runtime.hal.device import Graph, MemoryInfo, Timer
+from xgr_runtime.hal.device import LANES, Event, Graph, Lane, MemoryInfo, Timer
 
 _POLL_S = 1e-4
 
@@ -62,12 +65,16 @@ class _AscendEvent:
         while not self.is_done():
             time.sleep(_POLL_S)
 
+    def hold(self, stream: Any) -> None:
+        """What the stream is given next waits for this."""
+        stream.wait_event(self._event)
+
 
 class _AscendTimer:
     """One timing event per point, made when the point is first recorded. What is recorded during a capture is left out."""
 
-    def __init__(self, device: "AscendDevice", stream: Any) -> None:
-        self._device, self._stream = device, stream
+    def __init__(self, device: "AscendDevice") -> None:
+        self._device = device
         self._events: dict[int, Any] = {}
 
     def record(self, point: int) -> None:
@@ -75,7 +82,7 @@ class _AscendTimer:
             return
         if point not in self._events:
             self._events[point] = npu().Event(enable_timing=True)
-        self._events[point].record(self._stream)
+        self._events[point].record(self._device.current_stream())
 
     def seconds(self, start: int, end: int) -> float:
         if start not in self._events or end not in self._events:
@@ -118,7 +125,8 @@ class AscendDevice:
         try:
             index = npu().current_device()
             self.name = str(npu().get_device_name(index))
-            self._stream = npu().Stream()
+            self._streams: dict[Lane, Any] = {lane: npu().Stream() for lane in LANES}
+            self._stream = self._streams["compute"]
             self._default_stream = npu().default_stream()
             self.torch_device = torch.device("npu", index)
         # A half-working torch_npu raises whatever it meets; all of it means that there is no device to be had.
@@ -129,12 +137,21 @@ class AscendDevice:
         self.capability = self.name
         self.is_capturing = False
         self._lock = threading.RLock()
-        self._open = threading.local()  # whether this thread runs segments, and is inside one
+        self._open = (
+            threading.local()
+        )  # whether this thread runs segments; the stream of the lane or segment it is in
         self._pool: Any = None  # torch_npu gives an opaque handle
 
     def is_running_thread(self) -> bool:
         """Whether the caller is a thread that runs segments: then it is not capturing, as it would be busy."""
         return getattr(self._open, "has_run", False)
+
+    def current_stream(self) -> Any:
+        """The stream of this thread's current lane."""
+        return self._inside() or self._stream
+
+    def on(self, lane: Lane) -> AbstractContextManager[None]:
+        return self._entered(self._streams[lane])
 
     def pinned_empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         with self._lock:
@@ -145,32 +162,47 @@ class AscendDevice:
         with self._lock:
             if source.device.type == "cpu" and not source.is_pinned():
                 source = source.pin_memory()  # its allocator keeps it until it was copied
-            if not getattr(self._open, "is_inside", False):
-                self._follow_default_stream()
+            if self._inside() is not None:
+                target.copy_(source, non_blocking=True)
+                return
+            self._follow_default_stream(self._stream)
             with npu().stream(self._stream):
                 target.copy_(source, non_blocking=True)
 
     def record_event(self) -> _AscendEvent:
         event = npu().Event()
         with self._lock:
-            event.record(self._stream)
+            event.record(self.current_stream())
         return _AscendEvent(self, event)
 
+    def follow(self, event: Event) -> None:
+        assert isinstance(event, _AscendEvent), event
+        with self._lock:
+            event.hold(self.current_stream())
+
     def timer(self) -> Timer:
-        return _AscendTimer(self, self._stream)
+        return _AscendTimer(self)
 
     @contextmanager
-    def segment(self, name: str) -> Iterator[None]:
+    def segment(self, name: str, lane: Lane = "compute") -> Iterator[None]:
         self._open.has_run = True
-        with npu().device(self.torch_device):
-            with self._lock:
-                self._follow_default_stream()
-            self._open.is_inside = True
-            try:
-                with npu().stream(self._stream):
-                    yield
-            finally:
-                self._open.is_inside = False
+        with npu().device(self.torch_device), self._entered(self._streams[lane]):
+            yield
+
+    def _inside(self) -> Any:
+        return getattr(self._open, "stream", None)
+
+    @contextmanager
+    def _entered(self, stream: Any) -> Iterator[None]:
+        before = self._inside()
+        with self._lock:
+            self._follow_default_stream(stream)
+        self._open.stream = stream
+        try:
+            with npu().stream(stream):
+                yield
+        finally:
+            self._open.stream = before
 
     def capture(self, name: str, fn: Callable[[], None]) -> Graph:
         """Runs `fn` once before: kernels are built and workspaces sized then, which a capture may not do."""
@@ -204,9 +236,9 @@ class AscendDevice:
         with self._lock:
             yield
 
-    def _follow_default_stream(self) -> None:
-        """Order what comes on the side stream behind what the default stream has been given."""
-        self._stream.wait_stream(self._default_stream)
+    def _follow_default_stream(self, stream: Any) -> None:
+        """Order what comes on a side stream behind what the default stream has been given."""
+        stream.wait_stream(self._default_stream)
 
     def memory(self) -> MemoryInfo:
         index = self.torch_device.index
@@ -217,4 +249,5 @@ class AscendDevice:
         )
 
     def synchronize(self) -> None:
-        self._stream.synchronize()
+        for stream in self._streams.values():
+            stream.synchronize()

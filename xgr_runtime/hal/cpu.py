@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from xgr_runtime.hal.device import Graph, MemoryInfo, Timer
+from xgr_runtime.hal.device import Event, Graph, Lane, MemoryInfo, Timer
 
 
 class _DoneEvent:
@@ -60,17 +60,23 @@ class CpuDevice:
     def pinned_empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(tuple(shape), dtype=dtype)
 
+    def on(self, lane: Lane) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source)
 
     def record_event(self) -> _DoneEvent:
         return _DoneEvent()
 
+    def follow(self, event: Event) -> None:
+        return None
+
     def timer(self) -> Timer:
         return CpuTimer()
 
     @contextmanager
-    def segment(self, name: str) -> Iterator[None]:
+    def segment(self, name: str, lane: Lane = "compute") -> Iterator[None]:
         yield
 
     def capture(self, name: str, fn: Callable[[], None]) -> Graph:

@@ -1,8 +1,11 @@
-"""An NVIDIA GPU as a device. Work runs on one side stream, which capture needs; graphs share one memory pool.
+"""An NVIDIA GPU as a device. Every lane is a side stream, as capture needs of `compute`; graphs share one memory pool.
 
 Memory is allocated and filled wherever it is made, hence on torch's default stream, with which a side stream is not ordered:
-on a busy GPU the zeros of a new buffer would arrive after the first copy into it. So the side stream waits for the default
-one whenever a segment opens, and before a copy outside of segments. (Host memory of a copy is the caller's to keep.)
+on a busy GPU the zeros of a new buffer would arrive after the first copy into it. So a side stream waits for the default
+one whenever a segment or a lane is entered, and before a copy outside of both. (Host memory of a copy is the caller's to
+keep.)
+
+What runs beside `compute` is short and somebody waits for it, so those streams have priority over the kernels of a batch.
 
 Catalogues are loaded from other threads while batches run. A copy or event that another thread issues during a capture would be
 recorded into the graph's stream or break it, so captures exclude both.
@@ -17,7 +20,7 @@ from typing import Any
 import torch
 
 from xgr_runtime.hal.collection import no_collection
-from xgr_runtime.hal.device import Graph, MemoryInfo, Timer
+from xgr_runtime.hal.device import LANES, Event, Graph, Lane, MemoryInfo, Timer
 
 
 def why_no_cuda() -> str | None:
@@ -39,6 +42,10 @@ class _CudaEvent:
     def wait(self) -> None:
         self._event.synchronize()
 
+    def hold(self, stream: torch.cuda.Stream) -> None:
+        """What the stream is given next waits for this."""
+        stream.wait_event(self._event)
+
 
 class _CudaTimer:
     """One timing event per point, made when the point is first recorded and reused after that.
@@ -47,8 +54,8 @@ class _CudaTimer:
     graph are timed one by one; recorded outside they are ordinary events.
     """
 
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._stream = stream
+    def __init__(self, device: "CudaDevice") -> None:
+        self._device = device
         self._events: dict[int, torch.cuda.Event] = {}
 
     def record(self, point: int) -> None:
@@ -56,7 +63,7 @@ class _CudaTimer:
         if event is None:
             event = torch.cuda.Event(enable_timing=True, external=True)  # type: ignore[no-untyped-call]
             self._events[point] = event
-        event.record(self._stream)
+        event.record(self._device.current_stream())
 
     def seconds(self, start: int, end: int) -> float:
         if start not in self._events or end not in self._events:
@@ -90,41 +97,67 @@ class CudaDevice:
         self.name = torch.cuda.get_device_name(index)
         major, minor = torch.cuda.get_device_capability(index)
         self.capability = f"sm_{major}{minor}"
-        self._stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
+        self._streams: dict[Lane, torch.cuda.Stream] = {
+            lane: torch.cuda.Stream(self.torch_device, priority=0 if lane == "compute" else -1)  # type: ignore[no-untyped-call]
+            for lane in LANES
+        }
+        self._stream = self._streams["compute"]
         self._lock = threading.Lock()
-        self._open = threading.local()  # whether this thread is inside a segment
+        self._open = threading.local()  # the stream of the lane or segment that this thread is in
         self._pool: Any = None  # torch gives an opaque handle
 
     def pinned_empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
+    def current_stream(self) -> torch.cuda.Stream:
+        """The stream of this thread's current lane."""
+        return self._inside() or self._stream
+
+    def on(self, lane: Lane) -> AbstractContextManager[None]:
+        return self._entered(self._streams[lane])
+
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         with self._lock:
-            if not getattr(self._open, "is_inside", False):
-                self._follow_default_stream()
+            if self._inside() is not None:
+                target.copy_(source, non_blocking=True)
+                return
+            self._follow_default_stream(self._stream)
             with torch.cuda.stream(self._stream):
                 target.copy_(source, non_blocking=True)
 
     def record_event(self) -> _CudaEvent:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         with self._lock:
-            event.record(self._stream)
+            event.record(self.current_stream())
         return _CudaEvent(event)
 
+    def follow(self, event: Event) -> None:
+        assert isinstance(event, _CudaEvent), event
+        with self._lock:
+            event.hold(self.current_stream())
+
     def timer(self) -> Timer:
-        return _CudaTimer(self._stream)
+        return _CudaTimer(self)
 
     @contextmanager
-    def segment(self, name: str) -> Iterator[None]:
-        with torch.cuda.device(self.torch_device):
-            with self._lock:
-                self._follow_default_stream()
-            self._open.is_inside = True
-            try:
-                with torch.cuda.stream(self._stream):
-                    yield
-            finally:
-                self._open.is_inside = False
+    def segment(self, name: str, lane: Lane = "compute") -> Iterator[None]:
+        with torch.cuda.device(self.torch_device), self._entered(self._streams[lane]):
+            yield
+
+    def _inside(self) -> torch.cuda.Stream | None:
+        return getattr(self._open, "stream", None)
+
+    @contextmanager
+    def _entered(self, stream: torch.cuda.Stream) -> Iterator[None]:
+        before = self._inside()
+        with self._lock:
+            self._follow_default_stream(stream)
+        self._open.stream = stream
+        try:
+            with torch.cuda.stream(stream):
+                yield
+        finally:
+            self._open.stream = before
 
     def capture(self, name: str, fn: Callable[[], None]) -> Graph:
         graph = torch.cuda.CUDAGraph()
@@ -144,9 +177,11 @@ class CudaDevice:
         self._pool = self._pool or graph.pool()
         return _CudaGraph(graph)
 
-    def _follow_default_stream(self) -> None:
-        """Order what comes on the side stream behind what the default stream has been given."""
-        self._stream.wait_stream(torch.cuda.default_stream(self.torch_device))
+    def _follow_default_stream(self, stream: torch.cuda.Stream) -> None:
+        """Order what comes on a side stream behind what the default stream has been given; mostly that is done long since."""
+        default = torch.cuda.default_stream(self.torch_device)
+        if not default.query():
+            stream.wait_stream(default)
 
     def sharing(self) -> AbstractContextManager[None]:
         return nullcontext()  # a capture here minds its own thread alone
@@ -160,4 +195,5 @@ class CudaDevice:
         )
 
     def synchronize(self) -> None:
-        self._stream.synchronize()
+        for stream in self._streams.values():
+            stream.synchronize()

@@ -2,14 +2,22 @@
 
 The contract is the strictest device's: inside a captured segment shapes are static, addresses are fixed, nothing is
 read by the host and nothing synchronises. CPU and CUDA fit under it.
+
+Work is issued to lanes: in a lane it is done in order, lanes run beside each other, and what one lane does after another is
+said with events. There are as few as keep a device busy, because an NPU has few streams: `compute` runs every segment;
+`inputs` brings what a batch reads while the batch before it runs; `results` takes outcomes back; `loads` fills catalogues,
+which take long, so that neither of the others waits behind them.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
+
+Lane = Literal["compute", "inputs", "results", "loads"]
+LANES: tuple[Lane, ...] = ("compute", "inputs", "results", "loads")
 
 
 @dataclass(frozen=True)
@@ -35,7 +43,7 @@ class Timer(Protocol):
     """
 
     def record(self, point: int) -> None:
-        """Mark the work issued so far on the current stream."""
+        """Mark the work issued so far on the current lane."""
         ...
 
     def seconds(self, start: int, end: int) -> float:
@@ -92,20 +100,28 @@ class Device(Protocol):
         """Host memory that copies to and from the device without staging."""
         ...
 
+    def on(self, lane: Lane) -> AbstractContextManager[None]:
+        """Inside, this thread's copies, events, points of timers and ops belong to that lane. Outside of it they are `compute`'s."""
+        ...
+
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Copy between host and device, ordered on the current stream, without waiting."""
+        """Copy between host and device, or on the device, ordered on the current lane, without waiting."""
         ...
 
     def record_event(self) -> Event:
-        """An event after all work issued so far on the current stream."""
+        """An event after all work issued so far on the current lane."""
+        ...
+
+    def follow(self, event: Event) -> None:
+        """What this thread issues next on its current lane comes after the event, one of this device. The host does not wait."""
         ...
 
     def timer(self) -> Timer:
         """A timer without points; it may outlive a batch and be recorded again."""
         ...
 
-    def segment(self, name: str) -> AbstractContextManager[None]:
-        """Brackets a segment of a batch; a device may check its rules there."""
+    def segment(self, name: str, lane: Lane = "compute") -> AbstractContextManager[None]:
+        """Brackets a segment of a batch, on its lane as by `on`; a device may check its rules there."""
         ...
 
     def capture(self, name: str, fn: Callable[[], None]) -> Graph:
@@ -119,4 +135,6 @@ class Device(Protocol):
         ...
 
     def memory(self) -> MemoryInfo: ...
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        """Wait for all lanes."""
+        ...

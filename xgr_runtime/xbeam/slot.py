@@ -3,7 +3,10 @@
 A level is laid out densely (one entry per node and code: the precomputed valid-path mask) where the measured fan-out
 is a good share of the codes and the table fits a budget, and as CSR children elsewhere. Each rule set is a row of
 `alive` bits in the level's own layout. Row 0 is "everything alive"; then come rows for cached rule sets, then one
-scratch row per search of a batch, into which a row is copied before a request's exclusions are cleared.
+scratch row per search of the batches in flight, into which a row is copied before a request's exclusions are cleared.
+
+Rows are written while batches run, on the lane that the caller has entered, out of pinned memory: the host waits only where
+more is to be written at once than `_STAGED_BYTES` hold. A load has its own lane and waits at its end.
 """
 
 from collections.abc import Sequence
@@ -17,6 +20,7 @@ from xgr_runtime.config import CacheConfig
 from xgr_runtime.hal.device import Device
 from xgr_runtime.hal.memory import allocate
 from xgr_runtime.hal.ops.beam import LevelTrie
+from xgr_runtime.hal.pinned_ring import PinnedRing
 from xgr_runtime.xbeam.catalog import Catalog
 from xgr_runtime.xbeam.rules import RuleSet
 
@@ -25,6 +29,8 @@ _DENSE_MIN_SHARE = 0.125
 _DENSE_BYTES_PER_ENTRY = 5
 _OPTIONS = "cache.catalog_slots, cache.catalog_headroom, cache.rule_rows or cache.dense_level_bytes"
 ALL_ALIVE_ROW = 0
+_STAGED_BYTES = 64 * 1024 * 1024  # about 24 rows of a catalogue of a million items
+_NUM_INDEXES = 16384  # edges that are cleared at once
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,7 @@ class CatalogSlot:
 
     levels[l] is the trie of level l; token_of[l] int64 [C] maps a code to a token (0 for codes without one: they are
     never selected). Rows of `alive`: 0 all alive, 1 .. num_rule_rows - 1 cached rule sets, then scratch rows.
+    Rows are written and cleared by one thread; `load` may be called from another.
     """
 
     def __init__(
@@ -104,11 +111,20 @@ class CatalogSlot:
         self.levels = tuple(self._allocate(level) for level in plan.levels)
         self.token_of = tuple(self._zeros((level.num_codes,), torch.int64) for level in plan.levels)
         self._dense_positions: list[npt.NDArray[np.int64] | None] = [None] * len(plan.levels)
+        self._index = self._zeros((_NUM_INDEXES,), torch.int64)
+        row_bytes = sum(level.row_length + 64 for level in plan.levels)
+        staged = min(_STAGED_BYTES, num_scratch_rows * row_bytes)
+        self._ring = PinnedRing(
+            device,
+            max(2 * row_bytes, staged) + 4 * self._index.nbytes,
+            what="rows of rule sets",
+            lower=_OPTIONS,
+        )
         self.catalog: Catalog | None = None
 
     @property
     def nbytes(self) -> int:
-        """Device bytes of the slot."""
+        """Device bytes of the slot's arrays."""
         tensors = [
             t
             for level in self.levels
@@ -117,7 +133,7 @@ class CatalogSlot:
         return sum(t.nbytes for t in (*tensors, *self.token_of) if t is not None)
 
     def scratch_row(self, index: int) -> int:
-        """The row of the scratch space of a batch's search number `index`."""
+        """The row of the scratch space for search number `index` of all batches in flight."""
         row = self.num_rule_rows + index
         assert row < self._num_rows, (row, self._num_rows)
         return row
@@ -129,10 +145,11 @@ class CatalogSlot:
         """
         assert catalog.is_verified, catalog.path
         assert self.plan.fits(catalog), catalog.path
-        try:
-            self._fill(catalog)
-        finally:
-            self._device.record_event().wait()
+        with self._device.on("loads"):
+            try:
+                self._fill(catalog)
+            finally:
+                self._device.record_event().wait()
         self.catalog = catalog
 
     def _fill(self, catalog: Catalog) -> None:
@@ -163,37 +180,52 @@ class CatalogSlot:
         self._dense_positions = []
 
     def write_alive(self, row: int, level: int, alive: npt.NDArray[np.bool_]) -> None:
-        """Write the bits of the level's edges (CSR order) into `row`."""
+        """Write the bits of the level's edges (CSR order) into `row`, out of memory of its own."""
         target = self.levels[level].alive_RE[row]
-        line = np.zeros(target.numel(), dtype=bool)
-        dense = self._dense_positions[level]
-        line[: len(alive)] = alive
-        if dense is not None:
-            line[: len(alive)] = False
-            line[dense] = alive
+        line = np.empty(target.numel(), dtype=bool)
+        self._lay_out(line, level, alive)
         self._put(target, line)
 
     def write_rule_set(self, row: int, rule_set: RuleSet) -> None:
-        """Write a rule set into `row` (not row 0)."""
+        """Issue the copies of a rule set into `row` (not row 0)."""
         assert 0 < row < self._num_rows, row
         for level, alive in enumerate(rule_set.alive):
-            self.write_alive(row, level, alive)
+            target = self.levels[level].alive_RE[row]
+            piece = self._ring.take(target.numel())
+            self._lay_out(piece.array.view(bool), level, alive)
+            self._device.copy(target, piece.tensor.view(torch.bool))
+        self._ring.issued()
 
     def copy_row(self, source: int, target: int) -> None:
-        """Copy row to row on the device."""
+        """Issue the copies of row to row on the device."""
         for level in self.levels:
-            level.alive_RE[target].copy_(level.alive_RE[source])
+            self._device.copy(level.alive_RE[target], level.alive_RE[source])
 
     def clear(self, row: int, edges: Sequence[npt.NDArray[np.integer]]) -> None:
-        """Clear the given edges (CSR positions per level) of `row`."""
+        """Issue the clearing of the given edges (CSR positions per level) of `row`."""
         for level, cleared in enumerate(edges):
-            if not len(cleared):
-                continue
             dense = self._dense_positions[level]
-            positions = cleared.astype(np.int64) if dense is None else dense[cleared]
-            index = torch.empty(len(positions), dtype=torch.int64, device=self._device.torch_device)
-            self._put(index, positions)
-            self.levels[level].alive_RE[row].index_fill_(0, index, False)
+            for start in range(0, len(cleared), _NUM_INDEXES):
+                some = cleared[start : start + _NUM_INDEXES]
+                piece = self._ring.take(8 * len(some))
+                piece.array.view(np.int64)[:] = some if dense is None else dense[some]
+                # One lane uses the one buffer: a copy into it comes after the fill before.
+                index = self._index[: len(some)]
+                self._device.copy(index, piece.tensor.view(torch.int64))
+                self.levels[level].alive_RE[row].index_fill_(0, index, False)
+        self._ring.issued()
+
+    def _lay_out(
+        self, line: npt.NDArray[np.bool_], level: int, alive: npt.NDArray[np.bool_]
+    ) -> None:
+        """Make `line` a row of the level's layout, with the bits of its edges (CSR order)."""
+        dense = self._dense_positions[level]
+        if dense is None:
+            line[: len(alive)] = alive
+            line[len(alive) :] = False
+        else:
+            line[:] = False
+            line[dense] = alive
 
     def describe(self) -> list[dict[str, object]]:
         """Per level: layout, measured mean fan-out share, largest fan-out, nodes and edges."""

@@ -1,7 +1,8 @@
 """All tensors of a running group of searches, in one contiguous block: one copy brings the whole outcome to the host.
 
-The groups of a batch run one after the other on one state; each one's outcome goes to a pinned block of its own, so
-that the host waits once, at the end of the batch.
+Groups and batches run one after the other on one state. What one has left is kept: copied on the device, so that the next
+one may begin, and from there to pinned memory on the lane `results`. Both places are the group's own until its batch has
+ended; each batch in flight has an *entry* of them.
 
 Shape table (N = row capacity, L levels, S = search capacity):
   block     int32 [3 L N + S + 1 + 4]   scores | nodes | parents of every level, then status_S1, then two int64 counters
@@ -34,11 +35,24 @@ class BeamOutcome:
     counters: torch.Tensor
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """The outcome of a group of a batch in flight, on the device and on the host."""
+
+    block: torch.Tensor
+    pinned: torch.Tensor
+
+
 class BeamState:
-    """Reused from group to group; nothing is allocated between rounds."""
+    """Reused from group to group; nothing is allocated between rounds. num_batches: how many are in flight at once."""
 
     def __init__(
-        self, num_levels: int, row_capacity: int, search_capacity: int, device: Device
+        self,
+        num_levels: int,
+        row_capacity: int,
+        search_capacity: int,
+        device: Device,
+        num_batches: int = 1,
     ) -> None:
         self.num_levels, self.row_capacity, self.search_capacity = (
             num_levels,
@@ -50,8 +64,9 @@ class BeamState:
         self._counters_at = size + size % 2
         self._block = _allocate((self._counters_at + 4,), torch.int32, device)
         self._device = device
-        self._host_blocks: list[torch.Tensor] = []
-        self.reserve(1)
+        self._kept: list[list[_Kept]] = [[] for _ in range(num_batches)]
+        for entry in range(num_batches):
+            self.reserve(entry, 1)
         self._views = self._split(self._block)
         self.codes_LN = _allocate((num_levels, row_capacity), torch.int32, device)
         self.root_scores_S = _allocate((search_capacity,), torch.float32, device)
@@ -68,14 +83,13 @@ class BeamState:
         """int64 [2]: live parent rows, rows skipped by early termination."""
         return self._views.counters
 
-    def reserve(self, num_groups: int) -> None:
-        """Have pinned memory for the outcomes of that many groups of a batch; not inside a segment."""
-        while len(self._host_blocks) < num_groups:
-            self._host_blocks.append(
-                allocate_pinned(
-                    self._device, self._block.shape, torch.int32, what=_WHAT, lower=_OPTIONS
-                )
-            )
+    def reserve(self, entry: int, num_groups: int) -> None:
+        """Have places for the outcomes of that many groups in an entry; not inside a segment."""
+        shape, dtype = self._block.shape, self._block.dtype
+        while len(self._kept[entry]) < num_groups:
+            pinned = allocate_pinned(self._device, shape, dtype, what=_WHAT, lower=_OPTIONS)
+            kept = _Kept(_allocate(shape, dtype, self._device), pinned)
+            self._kept[entry].append(kept)
 
     def reset(self) -> None:
         """Make the root rows and the counters ready; part of the first segment."""
@@ -111,10 +125,15 @@ class BeamState:
             search_of_row_N,
         )
 
-    def copy_to_host(self, number: int) -> BeamOutcome:
-        """Issue the one copy of the outcome of a batch's group; the views are valid once the device's work is done."""
-        self._device.copy(self._host_blocks[number], self._block)
-        return self._split(self._host_blocks[number])
+    def keep(self, entry: int, number: int) -> None:
+        """Keep the outcome of a batch's group number `number`: from here on the next group or batch may run."""
+        self._device.copy(self._kept[entry][number].block, self._block)
+
+    def copy_to_host(self, entry: int, number: int) -> BeamOutcome:
+        """Issue the one copy of an outcome that was kept; the views are valid once the device has done it."""
+        kept = self._kept[entry][number]
+        self._device.copy(kept.pinned, kept.block)
+        return self._split(kept.pinned)
 
     def _split(self, block: torch.Tensor) -> BeamOutcome:
         shape = (self.num_levels, self.row_capacity)

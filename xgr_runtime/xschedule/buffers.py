@@ -1,14 +1,25 @@
-"""The static inputs of a batch: allocated once, filled from pinned memory, seen by segments as views of one address.
+"""The static inputs of a batch: what segments read, at addresses that never change, and how a batch's content gets there.
 
-The groups of a batch use the same device tensors one after the other: their copies and segments are issued in order on
-one stream, so a later group's inputs cannot arrive before an earlier group's rounds have read theirs. The host runs
-ahead of that stream, so each group has pinned memory of its own, which is free again when the batch has ended.
+Everything lies in one block of device memory, which captured graphs read: a group's part, then the histories' part. The
+host fills pinned memory laid out the same way. One copy takes it to the device on the lane `inputs`, while the batch before
+still runs; where it lands is the batch's own, and a copy on the device brings it from there into the block when `compute`
+has come that far. So a batch in flight owns an *entry*, pinned memory and device memory, from its issue to its end.
+
+The groups of a batch use the same part of the block one after the other: each one's part of the entry is copied there
+before its rounds. In an entry the last group comes first and group 0 last, next to the histories: so what a batch uses is
+contiguous however many groups it has, and group 0 and the histories are one copy on the device as well.
+
+The whole block is copied whatever the batch fills of it: with 8,192 tokens and rows it is 0.4 MB, which takes 8 us on the
+way to the device, beside the batch before, and less than 1 us on it.
 
 Padding: tokens go to the null page, histories have length 0, rows belong to search number S (one past the last),
 which is the bucket's number of searches.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +32,18 @@ from xgr_runtime.xschedule.batch import PackedHistories, SearchGroup
 from xgr_runtime.xschedule.buckets import PrefillBucket, RoundsBucket, SharedBucket
 from xgr_runtime.xschedule.capacities import Capacities
 
-Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
+ALIGNMENT_BYTES = 256  # of every array and of every row of a matrix with rows of its own
+_WHAT = "inputs"
+_OPTIONS = "scheduler.max_batch_tokens, scheduler.max_batch_rows or scheduler.max_batch_histories"
+
+
+_NUMPY = {torch.int64: np.int64, torch.int32: np.int32}
+Arrays = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class PrefillInputs:
-    """Views of the histories' buffers that only the prefill reads."""
+    """Views of the histories' part that only the prefill reads."""
 
     token_ids_T: torch.Tensor
     positions_T: torch.Tensor
@@ -37,7 +54,7 @@ class PrefillInputs:
 
 @dataclass(frozen=True)
 class SharedInputs:
-    """Views of the histories' buffers that the prefill and every round read."""
+    """Views of the histories' part that the prefill and every round read."""
 
     kv_lens_H: torch.Tensor
     page_table_HP: torch.Tensor
@@ -45,7 +62,7 @@ class SharedInputs:
 
 @dataclass(frozen=True)
 class GroupInputs:
-    """Views of a group's buffers. Level 0 of `starts` and `search_of_row` is the root, then each round."""
+    """Views of a group's part. Level 0 of `starts` and `search_of_row` is the root, then each round."""
 
     history_of_S: torch.Tensor
     history_len_S1: torch.Tensor
@@ -57,89 +74,124 @@ class GroupInputs:
 
 
 @dataclass(frozen=True)
-class _Mirror:
-    """Pinned memory as the device copies it and as the host writes it."""
+class _Field:
+    """An array inside a part: its first byte and what it holds."""
 
-    tensor: torch.Tensor
-    array: npt.NDArray[np.generic]
+    start: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def end(self) -> int:
+        return self.start + math.prod(self.shape) * self.dtype.itemsize
+
+    def view(self, block: torch.Tensor) -> torch.Tensor:
+        """The array inside a part's bytes."""
+        return block[self.start : self.end].view(self.dtype).view(self.shape)
 
 
-class _Mirrored:
-    """Device tensors by name, and pinned host mirrors of all of them as often as reserved.
+class _Layout:
+    """Where the arrays of a part lie. Rows of matrices are padded, so that each begins aligned."""
 
-    options: those that the sizes follow.
-    """
+    def __init__(self, arrays: dict[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
+        self.fields: dict[str, _Field] = {}
+        end = 0
+        for name, ((*outer, length), dtype) in arrays.items():
+            padded = _aligned(length * dtype.itemsize) // dtype.itemsize
+            self.fields[name] = field = _Field(end, (*outer, padded), dtype)
+            end = field.end
+        self.num_bytes = end
 
-    def __init__(self, shapes: Shapes, device: Device, options: str) -> None:
-        self._shapes, self._device, self._options = shapes, device, options
-        self.tensors = {
-            name: allocate(
-                shape, dtype, device.torch_device, what=f"inputs ({name})", lower=options
-            )
-            for name, (shape, dtype) in shapes.items()
+    def views(self, block: torch.Tensor) -> dict[str, torch.Tensor]:
+        """All arrays inside a part's bytes on the device."""
+        return {name: field.view(block) for name, field in self.fields.items()}
+
+    def host_views(self, block: npt.NDArray[np.uint8]) -> Arrays:
+        """All arrays inside a part's bytes on the host."""
+        return {
+            name: block[field.start : field.end].view(_NUMPY[field.dtype]).reshape(field.shape)
+            for name, field in self.fields.items()
         }
-        self._mirrors: list[dict[str, _Mirror]] = []
-        self.reserve(1)
-
-    def reserve(self, num_mirrors: int) -> None:
-        """Allocate mirrors up to that number; not inside a segment."""
-        while len(self._mirrors) < num_mirrors:
-            mirror = {}
-            for name, (shape, dtype) in self._shapes.items():
-                what = f"inputs ({name})"
-                tensor = allocate_pinned(self._device, shape, dtype, what=what, lower=self._options)
-                mirror[name] = _Mirror(tensor, tensor.numpy())
-            self._mirrors.append(mirror)
-
-    def put(
-        self,
-        name: str,
-        values: npt.NDArray[np.generic],
-        size: int,
-        padding: int,
-        *,
-        mirror: int = 0,
-        row: int | None = None,
-    ) -> None:
-        """Write values and padding up to `size` into a mirror and issue their copy to the device."""
-        pinned, target = self._mirrors[mirror][name], self.tensors[name]
-        host, array = pinned.tensor, pinned.array
-        if row is not None:
-            host, array, target = host[row], array[row], target[row]
-        array[: len(values)] = values
-        array[len(values) : size] = padding
-        self._device.copy(target[:size], host[:size])
-
-    def put_table(self, name: str, values: npt.NDArray[np.generic], padding: int) -> None:
-        """Write a matrix into the corner of the first mirror, padding around it; issue the copy of the whole."""
-        pinned = self._mirrors[0][name]
-        pinned.array[:] = padding
-        pinned.array[: values.shape[0], : values.shape[1]] = values
-        self._device.copy(self.tensors[name], pinned.tensor)
 
 
-class HistoryBuffers:
-    """What a batch's histories bring to the device."""
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def _history_layout(c: Capacities) -> _Layout:
+    return _Layout(
+        {
+            "last_row": ((c.num_histories,), torch.int64),
+            "q_start": ((c.num_histories + 1,), torch.int32),
+            "kv_lens": ((c.num_histories,), torch.int32),
+            "page_table": ((c.num_histories, c.num_pages_per_history), torch.int32),
+            "token_ids": ((c.num_tokens,), torch.int64),
+            "positions": ((c.num_tokens,), torch.int64),
+            "kv_slots": ((c.num_tokens,), torch.int64),
+        }
+    )
+
+
+def _group_layout(c: Capacities) -> _Layout:
+    levels = c.num_levels
+    return _Layout(
+        {
+            "history_of": ((c.num_searches,), torch.int64),
+            "history_len": ((c.num_searches + 1,), torch.int64),
+            "rule_row": ((c.num_searches,), torch.int32),
+            "slot_start": ((c.num_searches + 1,), torch.int32),
+            "starts": ((levels + 1, c.num_searches + 1), torch.int32),
+            "search_of_row": ((levels + 1, c.num_rows), torch.int32),
+            "history_row_starts": ((levels, c.num_histories + 1), torch.int32),
+        }
+    )
+
+
+class _Entry:
+    """What a batch in flight owns, with room for that many groups: pinned memory, where its copy lands, and host views."""
+
+    def __init__(self, num_groups: int, group: _Layout, history: _Layout, device: Device) -> None:
+        self.num_groups = num_groups
+        shape = (num_groups * group.num_bytes + history.num_bytes,)
+        self.pinned = allocate_pinned(device, shape, torch.uint8, what=_WHAT, lower=_OPTIONS)
+        self.landed = allocate(shape, torch.uint8, device.torch_device, what=_WHAT, lower=_OPTIONS)
+        self._group_bytes = group.num_bytes
+        host = self.pinned.numpy()
+        self.groups = [
+            group.host_views(host[self.group_start(number) :]) for number in range(num_groups)
+        ]
+        self.histories = history.host_views(host[num_groups * group.num_bytes :])
+
+    def group_start(self, number: int) -> int:
+        """The first byte of a group's part."""
+        return (self.num_groups - 1 - number) * self._group_bytes
+
+
+class InputBuffers:
+    """The block that segments read, and an entry for each batch in flight."""
 
     def __init__(self, capacities: Capacities, device: Device) -> None:
-        c = capacities
-        self._buffers = _Mirrored(
-            {
-                "token_ids": ((c.num_tokens,), torch.int64),
-                "positions": ((c.num_tokens,), torch.int64),
-                "kv_slots": ((c.num_tokens,), torch.int64),
-                "last_row": ((c.num_histories,), torch.int64),
-                "q_start": ((c.num_histories + 1,), torch.int32),
-                "kv_lens": ((c.num_histories,), torch.int32),
-                "page_table": ((c.num_histories, c.num_pages_per_history), torch.int32),
-            },
-            device,
-            "scheduler.max_batch_tokens or scheduler.max_batch_histories",
+        self._device = device
+        self._group, self._history = _group_layout(capacities), _history_layout(capacities)
+        num_bytes = self._group.num_bytes + self._history.num_bytes
+        self._block = allocate(
+            (num_bytes,), torch.uint8, device.torch_device, what=_WHAT, lower=_OPTIONS
         )
+        self._of_group = self._group.views(self._block)
+        self._of_histories = self._history.views(self._block[self._group.num_bytes :])
+        self._entries = [self._new_entry(1) for _ in range(capacities.num_batches)]
+
+    def _new_entry(self, num_groups: int) -> _Entry:
+        return _Entry(num_groups, self._group, self._history, self._device)
+
+    def reserve(self, entry: int, num_groups: int) -> None:
+        """Have room for that many groups in an entry that no batch in flight owns; not inside a segment."""
+        if self._entries[entry].num_groups < num_groups:
+            self._entries[entry] = self._new_entry(num_groups)
 
     def prefill_view(self, bucket: PrefillBucket) -> PrefillInputs:
-        """The buffers cut to `bucket`; equal buckets see equal addresses."""
-        t, h, d = bucket.num_tokens, bucket.shared.num_histories, self._buffers.tensors
+        """The block cut to `bucket`; equal buckets see equal addresses."""
+        t, h, d = bucket.num_tokens, bucket.shared.num_histories, self._of_histories
         return PrefillInputs(
             token_ids_T=d["token_ids"][:t],
             positions_T=d["positions"][:t],
@@ -149,51 +201,15 @@ class HistoryBuffers:
         )
 
     def shared_view(self, bucket: SharedBucket) -> SharedInputs:
-        """The buffers cut to `bucket`; equal buckets see equal addresses."""
-        h, d = bucket.num_histories, self._buffers.tensors
+        """The block cut to `bucket`; equal buckets see equal addresses."""
+        h, d = bucket.num_histories, self._of_histories
         return SharedInputs(
             kv_lens_H=d["kv_lens"][:h], page_table_HP=d["page_table"][:h, : bucket.num_pages]
         )
 
-    def fill(self, histories: PackedHistories, bucket: PrefillBucket) -> None:
-        """Issue the copies of the histories and their padding."""
-        t, h, put = bucket.num_tokens, bucket.shared.num_histories, self._buffers.put
-        q_start_H1 = histories.q_start_H1
-        put("token_ids", histories.token_ids_T, t, 0)
-        put("positions", histories.positions_T, t, 0)
-        put("kv_slots", histories.kv_slots_T, t, 0)
-        put("last_row", q_start_H1[1:].astype(np.int64) - 1, h, 0)
-        put("q_start", q_start_H1, h + 1, int(q_start_H1[-1]))
-        put("kv_lens", histories.kv_lens_H, h, 0)
-        self._buffers.put_table("page_table", histories.page_table_HP, NULL_PAGE)
-
-
-class GroupBuffers:
-    """What a group's searches bring to the device. number: the group's place in its batch."""
-
-    def __init__(self, capacities: Capacities, device: Device) -> None:
-        c, levels = capacities, capacities.num_levels
-        self._buffers = _Mirrored(
-            {
-                "history_of": ((c.num_searches,), torch.int64),
-                "history_len": ((c.num_searches + 1,), torch.int64),
-                "rule_row": ((c.num_searches,), torch.int32),
-                "slot_start": ((c.num_searches + 1,), torch.int32),
-                "starts": ((levels + 1, c.num_searches + 1), torch.int32),
-                "search_of_row": ((levels + 1, c.num_rows), torch.int32),
-                "history_row_starts": ((levels, c.num_histories + 1), torch.int32),
-            },
-            device,
-            "scheduler.max_batch_rows or scheduler.max_batch_histories",
-        )
-
-    def reserve(self, num_groups: int) -> None:
-        """Have pinned memory for that many groups of a batch; not inside a segment."""
-        self._buffers.reserve(num_groups)
-
-    def view(self, bucket: RoundsBucket, shared: SharedBucket) -> GroupInputs:
-        """The buffers cut to the buckets; equal buckets see equal addresses."""
-        s, h, d = bucket.num_searches, shared.num_histories, self._buffers.tensors
+    def group_view(self, bucket: RoundsBucket, shared: SharedBucket) -> GroupInputs:
+        """The block cut to the buckets; equal buckets see equal addresses."""
+        s, h, d = bucket.num_searches, shared.num_histories, self._of_group
         rows = (s, *bucket.rows)
         return GroupInputs(
             history_of_S=d["history_of"][:s],
@@ -209,29 +225,73 @@ class GroupBuffers:
 
     def fill(
         self,
-        number: int,
-        group: SearchGroup,
+        entry: int,
         histories: PackedHistories,
-        bucket: RoundsBucket,
-        shared: SharedBucket,
-        rule_rows: list[int],
+        prefill: PrefillBucket,
+        groups: Sequence[tuple[SearchGroup, RoundsBucket, Sequence[int]]],
     ) -> None:
-        """Issue the copies of a group and its padding. rule_rows: the row of `alive` of each search."""
-        s, put = bucket.num_searches, self._buffers.put
-        put("history_of", group.history_of_S.astype(np.int64), s, 0, mirror=number)
-        lengths = histories.kv_lens_H.astype(np.int64)[group.history_of_S]
-        put("history_len", lengths, s + 1, 0, mirror=number)
-        put("rule_row", np.asarray(rule_rows, dtype=np.int32), s, 0, mirror=number)
-        slot_starts = group.slot_starts()
-        put("slot_start", slot_starts, s + 1, int(slot_starts[-1]), mirror=number)
-        for level in range(-1, group.num_levels):
-            starts = group.row_starts(level)
-            rows = np.repeat(np.arange(group.num_searches, dtype=np.int32), np.diff(starts))
-            num_rows = s if level < 0 else bucket.rows[level]
-            put("starts", starts, s + 1, int(starts[-1]), mirror=number, row=level + 1)
-            put("search_of_row", rows, num_rows, s, mirror=number, row=level + 1)
-        for level, widths in enumerate(group.widths_SL.T):
-            of_history = np.bincount(group.history_of_S, widths, histories.num_histories)
-            ends = np.concatenate([[0], np.cumsum(of_history)]).astype(np.int32)
-            size, padding = shared.num_histories + 1, int(ends[-1])
-            put("history_row_starts", ends, size, padding, mirror=number, row=level)
+        """Write a batch and its padding into an entry and issue the one copy of it to the device.
+
+        groups: each with its bucket and with the row of `alive` of each of its searches.
+        """
+        own = self._entries[entry]
+        _fill_histories(own.histories, histories, prefill)
+        for number, (group, bucket, rule_rows) in enumerate(groups):
+            _fill_group(own.groups[number], group, histories, bucket, prefill.shared, rule_rows)
+        start = own.group_start(len(groups) - 1)
+        self._device.copy(own.landed[start:], own.pinned[start:])
+
+    def put_first(self, entry: int) -> None:
+        """Bring an entry's histories and its first group into the block; ordered behind the entry's copy by the caller."""
+        own = self._entries[entry]
+        self._device.copy(self._block, own.landed[own.group_start(0) :])
+
+    def put_group(self, entry: int, number: int) -> None:
+        """Bring another group of an entry into the block."""
+        own, size = self._entries[entry], self._group.num_bytes
+        start = own.group_start(number)
+        self._device.copy(self._block[:size], own.landed[start : start + size])
+
+
+def _put(array: npt.NDArray[Any], values: npt.NDArray[Any], size: int, padding: int) -> None:
+    array[: len(values)] = values
+    array[len(values) : size] = padding
+
+
+def _fill_histories(to: Arrays, histories: PackedHistories, bucket: PrefillBucket) -> None:
+    t, h = bucket.num_tokens, bucket.shared.num_histories
+    q_start_H1, table_HP = histories.q_start_H1, histories.page_table_HP
+    _put(to["token_ids"], histories.token_ids_T, t, 0)
+    _put(to["positions"], histories.positions_T, t, 0)
+    _put(to["kv_slots"], histories.kv_slots_T, t, 0)
+    _put(to["last_row"], q_start_H1[1:].astype(np.int64) - 1, h, 0)
+    _put(to["q_start"], q_start_H1, h + 1, int(q_start_H1[-1]))
+    _put(to["kv_lens"], histories.kv_lens_H, h, 0)
+    to["page_table"][:] = NULL_PAGE
+    to["page_table"][: table_HP.shape[0], : table_HP.shape[1]] = table_HP
+
+
+def _fill_group(
+    to: Arrays,
+    group: SearchGroup,
+    histories: PackedHistories,
+    bucket: RoundsBucket,
+    shared: SharedBucket,
+    rule_rows: Sequence[int],
+) -> None:
+    s = bucket.num_searches
+    _put(to["history_of"], group.history_of_S, s, 0)
+    _put(to["history_len"], histories.kv_lens_H[group.history_of_S], s + 1, 0)
+    _put(to["rule_row"], np.asarray(rule_rows, dtype=np.int32), s, 0)
+    slot_starts = group.slot_starts()
+    _put(to["slot_start"], slot_starts, s + 1, int(slot_starts[-1]))
+    for level in range(-1, group.num_levels):
+        starts = group.row_starts(level)
+        rows = np.repeat(np.arange(group.num_searches, dtype=np.int32), np.diff(starts))
+        num_rows = s if level < 0 else bucket.rows[level]
+        _put(to["starts"][level + 1], starts, s + 1, int(starts[-1]))
+        _put(to["search_of_row"][level + 1], rows, num_rows, s)
+    for level, widths in enumerate(group.widths_SL.T):
+        of_history = np.bincount(group.history_of_S, widths, histories.num_histories)
+        ends = np.concatenate([[0], np.cumsum(of_history)]).astype(np.int32)
+        _put(to["history_row_starts"][level], ends, shared.num_histories + 1, int(ends[-1]))

@@ -9,7 +9,7 @@ from xgr_runtime.xbeam.catalog import Catalog
 
 @dataclass(frozen=True)
 class Capacities:
-    """The largest sizes any batch has; buffers are allocated for them once."""
+    """The largest sizes any batch has; buffers are allocated for them once. num_batches: in flight at the same time."""
 
     num_tokens: int
     num_histories: int
@@ -18,6 +18,7 @@ class Capacities:
     num_levels: int
     max_history_tokens: int
     num_pages_per_history: int
+    num_batches: int = 1
 
 
 def capacities_of(config: RuntimeConfig) -> Capacities:
@@ -35,12 +36,14 @@ def capacities_of(config: RuntimeConfig) -> Capacities:
         num_levels=num_levels,
         max_history_tokens=limits.max_prompt_tokens,
         num_pages_per_history=num_pages_of(limits.max_prompt_tokens, page_size),
+        num_batches=scheduler.max_batches_in_flight,
     )
 
 
 def default_num_pages(config: RuntimeConfig, page_bytes: int) -> int:
-    """The null page, a full batch whose histories each waste part of a page, and the budget of the prefix cache."""
-    cache = config.cache
-    full = num_pages_of(config.scheduler.max_batch_tokens, cache.page_size_tokens)
+    """The null page, full batches whose histories each waste part of a page, and the budget of the prefix cache."""
+    cache, scheduler = config.cache, config.scheduler
+    full = num_pages_of(scheduler.max_batch_tokens, cache.page_size_tokens)
     num_kept = cache.prefix_cache_bytes // page_bytes if cache.prefix_cache else 0
-    return 1 + full + config.scheduler.max_batch_histories + num_kept
+    of_batch = full + scheduler.max_batch_histories
+    return 1 + scheduler.max_batches_in_flight * of_batch + num_kept

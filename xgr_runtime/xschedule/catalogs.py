@@ -66,7 +66,10 @@ class _Named:
 
 
 class CatalogStore:
-    """All catalogues of one engine by name. Methods may be called from any thread."""
+    """All catalogues of one engine by name. Methods may be called from any thread.
+
+    num_searches: of all batches that may be in flight at once, each of which may need a rule set and a row of its own.
+    """
 
     def __init__(
         self,
@@ -74,12 +77,12 @@ class CatalogStore:
         device: Device,
         head: Head,
         rule_cache: RuleCache,
-        num_batch_searches: int,
+        num_searches: int,
         on_slot_dropped: Callable[[int], None],
     ) -> None:
         self._config, self._device, self._head = config, device, head
         self._rule_cache = rule_cache
-        self._num_batch_searches = num_batch_searches
+        self._num_searches = num_searches
         self._on_slot_dropped = on_slot_dropped
         self._lock = threading.Lock()
         self._names: dict[str, _Named] = {}
@@ -280,10 +283,10 @@ class CatalogStore:
         )
 
     def _new_slot(self, catalog: Catalog) -> _IndexedSlot:
-        num_rule_rows = max(self._config.rule_rows, self._num_batch_searches + 1)
+        num_rule_rows = max(self._config.rule_rows, self._num_searches + 1)
         plan = plan_slot(catalog, self._config)
         with self._device.sharing():
-            slot = CatalogSlot(plan, self._device, num_rule_rows, self._num_batch_searches)
+            slot = CatalogSlot(plan, self._device, num_rule_rows, self._num_searches)
         with self._lock:
             index = self._next_slot_index
             self._next_slot_index += 1

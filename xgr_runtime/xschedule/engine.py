@@ -1,7 +1,9 @@
 """The engine: one model on one device. It queues requests, runs batches on its own thread, resolves futures.
 
 Requests are prepared (checked, rendered, rules resolved) on an intake thread, so neither the caller's event loop nor
-the device waits for a new tag expression. The loop thread owns the device.
+the device waits for a new tag expression. The loop thread owns the device: it schedules and issues a batch, and while the
+device works it issues the next one and completes the one before, up to `scheduler.max_batches_in_flight`. One thread does
+it all, since no step of it waits for the device but where nothing else is to be done.
 """
 
 import asyncio
@@ -10,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -37,6 +40,7 @@ from xgr_runtime.xschedule.batch import Batch, BatchOutput
 from xgr_runtime.xschedule.catalogs import LoadedCatalog
 from xgr_runtime.xschedule.engine_parts import build_parts
 from xgr_runtime.xschedule.engine_stats import EngineStats, describe
+from xgr_runtime.xschedule.in_flight import InFlight, Issued, Running
 from xgr_runtime.xschedule.request import RequestState, settle
 from xgr_runtime.xschedule.results import build_result
 from xgr_runtime.xschedule.scheduler import Scheduled, fail_expired
@@ -46,6 +50,7 @@ from xgr_runtime.xschedule.warm_up import WarmUp
 logger = logging.getLogger(__name__)
 
 OnBatch = Callable[[Batch, BatchOutput], None]
+POLL_S = 2e-5  # the system makes a few times that of it
 
 
 class Engine:
@@ -74,7 +79,8 @@ class Engine:
         self._wake = threading.Condition()
         self._num_waiting = 0
         self._totals = Totals()
-        self._running: tuple[RequestState, ...] = ()
+        self._running = Running()
+        self._in_flight = InFlight(config.scheduler.max_batches_in_flight)
         self._is_draining = False
         self._is_closed = False
         self._failure: BaseException | None = None
@@ -249,7 +255,7 @@ class Engine:
         memory = self.device.memory()
         providers = {name: tuple(sorted(set(p))) for name, p in dict(self.runner.providers).items()}
         with self._wake:
-            running = [state for state in self._running if not state.future.done()]
+            running = [state for state in self._running.states if not state.future.done()]
             return EngineStats(
                 device_kind=self.device.kind,
                 device_name=self.device.name,
@@ -264,7 +270,7 @@ class Engine:
                 num_cached_pages=self.pages.num_cached,
                 num_evicted_pages=self.pages.num_evicted,
                 num_rows=self.runner.capacities.num_rows,
-                num_rows_in_use=sum(state.num_rows for state in self._running),
+                num_rows_in_use=self._running.num_rows,
                 catalogs=self.catalogs.stats(),
                 providers=providers,
                 num_reference_ops=sum(REFERENCE in p for p in providers.values()),
@@ -356,83 +362,128 @@ class Engine:
 
     def _loop(self) -> None:
         try:
-            while True:
+            while not self._is_closed:
+                for issued in self._in_flight.take_finished():
+                    self._complete(issued)
+                self._capture_more()
                 scheduled = self._next_batch()
-                if scheduled is None:
-                    return
-                self._run(scheduled)
-                self.warm_up.step()
+                if scheduled is not None:
+                    self._issue(scheduled)
+            while self._in_flight:
+                self._complete(self._in_flight.take())
+            self._fail(EngineClosed("the engine closed before the request could run"))
         except BaseException as error:
             logger.exception("the engine loop failed")
+            self._give_up()
             self._fail(error)
 
+    def _capture_more(self) -> None:
+        """One step of the captures that somebody waits for, with no batch on the way."""
+        if not self.warm_up.is_pending:
+            return
+        while self._in_flight:
+            self._complete(self._in_flight.take())
+        self.warm_up.step()
+
     def _next_batch(self) -> Scheduled | None:
-        """Wait for a batch; None when the engine is closed."""
-        while True:
-            with self._wake:
-                now = time.monotonic()
-                expired = self._scheduler.expire(now)
-                scheduled = None
-                if not expired and not self._is_closed:
-                    scheduled = self._scheduler.schedule(now, is_draining=self._is_draining)
+        """A batch to issue. Where there is none, waits for something to happen, and gives none."""
+        with self._wake:
+            if self._is_closed:
+                return None
+            now = time.monotonic()
+            expired = self._scheduler.expire(now)
+            if not expired:
+                scheduled = self._scheduler.schedule(now, is_draining=self._is_draining)
                 if scheduled is not None:
-                    self._running = scheduled.states
+                    self._running.add(scheduled)
                     return scheduled
-                if not expired:
-                    if self._is_closed:
-                        break
-                    if not self.warm_up.is_pending:
-                        self._wake.wait(self._scheduler.wait_s(now))
-            self.warm_up.step()
-            fail_expired(
-                expired, time.monotonic(), lambda state, error: settle(state.future, error)
-            )
-        self._fail(EngineClosed("the engine closed before the request could run"))
+                if not self.warm_up.is_pending:
+                    # A device does not say when it is done: while it works, it is asked again and again.
+                    is_idle = not self._in_flight
+                    self._wake.wait(self._scheduler.wait_s(now) if is_idle else POLL_S)
+        fail_expired(expired, time.monotonic(), lambda state, error: settle(state.future, error))
         return None
 
-    def _run(self, scheduled: Scheduled) -> None:
-        """Run a batch and settle its futures. A batch that fails fails its own requests only, a lost device all."""
-        batch, states, start_s = scheduled.batch, scheduled.states, time.monotonic()
-        num_captures = self.worker.graphs.num_captures
-        output: BatchOutput | None = None
-        results: list[RecResult] = []
-        outcomes: Sequence[RecResult | Exception] = results
+    def _issue(self, scheduled: Scheduled) -> None:
+        """Give a batch to the device. One that fails fails its own requests only, a lost device all."""
+        start_s, num_captures = time.monotonic(), self.worker.graphs.num_captures
         try:
-            output = self.worker.run(batch)
-            end_s = time.monotonic()
-            if self._on_batch is not None:
-                self._on_batch(batch, output)
-            for index in range(len(states)):
-                results.append(
-                    build_result(
-                        scheduled, output, index, end_s, self.model_version, self._template.version
-                    )
-                )
+            pending = self.worker.submit(scheduled.batch)
         except DeviceLost:
             self._give_back(scheduled, None)
             raise
-        except Exception as error:
-            ids = batch.request_ids
-            logger.exception(
-                "batch %d failed: %s", batch.batch_id, ", ".join(ids), extra={"request_ids": ids}
-            )
-            release_frames(error)
-            outcomes = [error] * len(states)
-            output = None
-        seconds = time.monotonic() - start_s
+        except Exception as error:  # noqa: BLE001 - whatever it is, the callers must hear of it
+            self._end_failed(scheduled, error, start_s)
+            return
+        self._in_flight.add(Issued(scheduled, pending, start_s, num_captures))
+
+    def _complete(self, issued: Issued) -> None:
+        """Wait for a batch and settle its futures. One that fails fails its own requests only, a lost device all."""
+        scheduled = issued.scheduled
+        batch, states = scheduled.batch, scheduled.states
+        try:
+            output = issued.pending.wait()
+            end_s = time.monotonic()
+            if self._on_batch is not None:
+                self._on_batch(batch, output)
+            results = [
+                self._result(scheduled, output, index, end_s) for index in range(len(states))
+            ]
+        except DeviceLost:
+            self._give_back(scheduled, None)
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, the callers must hear of it
+            self._end_failed(scheduled, error, issued.start_s)
+            return
         with self._wake:
-            if output is None:
-                self._totals.add_failed(batch, states, seconds)
-            else:
-                self._totals.add(batch, output, states, results, seconds)
+            now = time.monotonic()
+            self._totals.add(batch, output, states, results, now - issued.start_s)
+            if self.worker.graphs.num_captures == issued.num_captures:  # a capture is no usual time
+                self._scheduler.note_run(now - states[0].start_s)
         self._give_back(scheduled, output)
-        for state, outcome in zip(states, outcomes, strict=True):
+        self._end_batch(scheduled, results)
+
+    def _result(
+        self, scheduled: Scheduled, output: BatchOutput, index: int, end_s: float
+    ) -> RecResult:
+        template = self._template.version
+        return build_result(scheduled, output, index, end_s, self.model_version, template)
+
+    def _end_failed(self, scheduled: Scheduled, error: Exception, start_s: float) -> None:
+        """Give back what a failed batch held and fail its requests."""
+        batch, states = scheduled.batch, scheduled.states
+        ids = batch.request_ids
+        logger.error(
+            "batch %d failed: %s",
+            batch.batch_id,
+            ", ".join(ids),
+            exc_info=error,
+            extra={"request_ids": ids},
+        )
+        release_frames(error)
+        with self._wake:
+            self._totals.add_failed(batch, states, time.monotonic() - start_s)
+        self._give_back(scheduled, None)
+        self._end_batch(scheduled, [error] * len(states))
+
+    def _end_batch(self, scheduled: Scheduled, outcomes: Sequence[RecResult | Exception]) -> None:
+        for state, outcome in zip(scheduled.states, outcomes, strict=True):
             settle(state.future, outcome)
         with self._wake:
-            if self.worker.graphs.num_captures == num_captures:  # a capture is no usual time
-                self._scheduler.note_run(time.monotonic() - scheduled.states[0].start_s)
-            self._running = ()
+            self._running.remove(scheduled)
             self._wake.notify_all()
+
+    def _give_up(self) -> None:
+        """Give back what the batches in flight hold, when the device reads it no more; the loop has died."""
+        with suppress(
+            RuntimeError
+        ):  # what torch raises for every failed device: it reads nothing either
+            self.device.synchronize()
+        while self._in_flight:
+            try:
+                self._give_back(self._in_flight.take().scheduled, None)
+            except Exception:
+                logger.exception("a batch in flight could not be given back")
 
     def _give_back(self, scheduled: Scheduled, output: BatchOutput | None) -> None:
         """Pages, rows and pinned versions of a batch, as `Scheduler.complete` says."""
@@ -446,8 +497,7 @@ class Engine:
         with self._wake:
             if not isinstance(error, EngineClosed):
                 self._failure = error
-            states = [*self._running, *self._scheduler.take_all()]
-            self._running = ()
+            states = [*self._running.take_all(), *self._scheduler.take_all()]
             stop_waiters, self._stop_waiters = self._stop_waiters, []
             self._wake.notify_all()
         self.warm_up.fail(EngineClosed(str(error)))

@@ -66,7 +66,12 @@ def build_parts(
     )
     rule_cache = RuleCache(cache.rule_cache_bytes)
     catalogs = CatalogStore(
-        cache, device, model.head, rule_cache, capacities.num_searches, graphs.drop_slot
+        cache,
+        device,
+        model.head,
+        rule_cache,
+        capacities.num_batches * capacities.num_searches,
+        graphs.drop_slot,
     )
     root = root_key(model_version, repr(model.kv_spec), page_size)
     pages = PrefixCache(PageAllocator(num_pages))

@@ -29,7 +29,7 @@ from xgr_runtime.xschedule.buckets import (
     SharedBucket,
     Sizes,
 )
-from xgr_runtime.xschedule.buffers import GroupBuffers, GroupInputs, HistoryBuffers, SharedInputs
+from xgr_runtime.xschedule.buffers import GroupInputs, InputBuffers, SharedInputs
 from xgr_runtime.xschedule.capacities import Capacities
 from xgr_runtime.xschedule.graph_runner import GraphPlan, Segment
 from xgr_runtime.xschedule.stage_clock import PREFILL_POINTS, RoundMarks
@@ -85,9 +85,10 @@ class ModelRunner:
             SharedKV(model.kv_spec, num_pages, page_size, place),
             UnsharedKV(model.kv_spec, capacities.num_rows, rounds, place),
         )
-        self.histories = HistoryBuffers(capacities, device)
-        self.searches = GroupBuffers(capacities, device)
-        self.state = BeamState(rounds, capacities.num_rows, capacities.num_searches, device)
+        self.inputs = InputBuffers(capacities, device)
+        self.state = BeamState(
+            rounds, capacities.num_rows, capacities.num_searches, device, capacities.num_batches
+        )
         self._hidden_HM = allocate(
             (capacities.num_histories, model.hidden_size),
             dtype,
@@ -105,10 +106,10 @@ class ModelRunner:
         self.bind({"T": tokens, "N": tokens, **largest, "max_q": c.max_history_tokens})
         self.bind({"T": rows, "N": rows, **largest, "max_rows": rows})
 
-    def reserve(self, num_groups: int) -> None:
-        """Have pinned memory for that many groups of a batch; not inside a segment."""
-        self.searches.reserve(num_groups)
-        self.state.reserve(num_groups)
+    def reserve(self, entry: int, num_groups: int) -> None:
+        """Have room for that many groups in the entry of a batch that is not issued yet; not inside a segment."""
+        self.inputs.reserve(entry, num_groups)
+        self.state.reserve(entry, num_groups)
 
     def bind(self, dims: Mapping[str, int]) -> BoundOps:
         """The ops for these sizes of a bucket, resolved on first use and kept where buckets are few."""
@@ -176,7 +177,7 @@ class ModelRunner:
         target: Target,
         kv_lens: tuple[int, ...],
     ) -> tuple[Segment, ...]:
-        views = self.histories.shared_view(shared), self.searches.view(bucket, shared)
+        views = self.inputs.shared_view(shared), self.inputs.group_view(bucket, shared)
         all_levels = range(len(bucket.rows))
         parts = [all_levels]
         if self._device.is_graph_per_round:
@@ -214,8 +215,8 @@ class ModelRunner:
             self._round(rounds, level, marks)
 
     def _prefill(self, ops: BoundOps, bucket: PrefillBucket, lengths: HostLengths) -> None:
-        inputs = self.histories.prefill_view(bucket)
-        shared = self.histories.shared_view(bucket.shared)
+        inputs = self.inputs.prefill_view(bucket)
+        shared = self.inputs.shared_view(bucket.shared)
         hidden_HM = self._model.context(
             ops,
             ContextInputs(

@@ -6,6 +6,9 @@ would be late and make the others late too, and once there is more work than tim
 A batch takes requests of the most urgent one's group (catalogue slot, normalisation); the others wait for a later
 batch. It is closed when a capacity is reached or a request of that group has waited `max_wait_ms`. Pages of histories
 that are cached count neither as new tokens nor as new pages.
+
+Several batches may be in flight. Each holds pages and rule rows of its own until `complete`; what it has computed is found
+by others only then. Where those in flight leave too little for the most urgent request, there is no next batch yet.
 """
 
 import math
@@ -116,6 +119,8 @@ class Scheduler:
         if not (is_full or has_waited or is_draining):
             return None
         rows = self._place_rules(picked)
+        if not rows:
+            return None
         picked = picked[: len(rows)]
         self._take_pages(picked)
         for state in picked:
@@ -140,9 +145,13 @@ class Scheduler:
                 is_written=number not in failed,
             )
             state.pages = ()
-            if output is None:
-                for search in state.searches:
+            for search, (group, index) in zip(
+                state.searches, scheduled.places[number], strict=True
+            ):
+                if output is None:
                     search.pinned.rule_rows.forget(search.expression)
+                rule = scheduled.batch.groups[group].rules[index]
+                search.pinned.rule_rows.release(rule.row)
 
     def _failed_histories(self, scheduled: Scheduled, output: BatchOutput | None) -> set[int]:
         if output is None:
@@ -185,7 +194,7 @@ class Scheduler:
         ]
 
     def note_run(self, run_s: float) -> None:
-        """How long a batch took from its scheduling to its answers; `usual_run_s` follows."""
+        """How long a batch took from its scheduling to its answers, its wait behind others included; `usual_run_s` follows."""
         self.usual_run_s += RECENT * (run_s - self.usual_run_s)
 
     def _most_urgent_group(self, now: float) -> list[RequestState]:
@@ -230,18 +239,15 @@ class Scheduler:
         return picked, len(picked) == config.max_batch_histories
 
     def _place_rules(self, picked: list[RequestState]) -> list[tuple[int, TagExpression | None]]:
-        """(row, expression to write or None) for as many of the picked as there are rule rows; at least one."""
+        """(row, expression to write or None) for as many of the picked as there are rule rows; none while others use all."""
         placed: list[tuple[int, TagExpression | None]] = []
-        in_use: set[int] = set()
         for state in picked:
             search = state.searches[0]
-            place = search.pinned.rule_rows.place(search.expression, in_use)
+            place = search.pinned.rule_rows.place(search.expression)
             if place is None:
                 break
             row, is_new = place
-            in_use.add(row)
             placed.append((row, search.expression if is_new else None))
-        assert placed, "a slot has at least one row for rule sets"
         return placed
 
     def _build(

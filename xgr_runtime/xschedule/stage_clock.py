@@ -1,15 +1,22 @@
 """How long the stages of a batch take on the device, read once, after the batch's one wait.
 
-The borders of a stage are points of a device timer: on the CPU the time of the call, on a GPU events of the stream, which
+The borders of a stage are points of a device timer: on the CPU the time of the call, on a GPU events of a lane, which
 are nodes of the captured graph where the stage lies inside one. So the host reads nothing and waits for nothing between
 the segments. Borders of segments are recorded outside of graphs; a device that cannot time inside of them (an Ascend NPU)
-does not know how long the selections in them take. Where the host issues work faster than the device does it, the stages of a batch follow each other without a
-gap; where it does not, the device's waiting is part of no stage.
+does not know how long the selections in them take. Where the host issues work faster than the device does it, the stages of
+a batch follow each other without a gap; where it does not, the device's waiting is part of no stage.
+
+A captured graph has one timer, whose points every replay records anew. With several batches in flight the next one may
+have replayed the graph before this one's times are read: what only that timer knew is then unknown. So a batch also
+records the borders of its prefill and of each group's rounds in a timer of its own, which is always right; of a batch that
+captured a graph in between, that includes the capture.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 from xgr_runtime.hal.device import Device, Timer
 from xgr_runtime.xschedule.stage_times import StageTimes
@@ -41,58 +48,125 @@ class RoundMarks:
         self.timer.record(POINTS_OF_ROUND * level + 2)
 
 
-class StageClock:
-    """Collects what one batch at a time records. `start`, then the stages in any order, then `read`."""
+@dataclass
+class TimerUses:
+    """Which batch has recorded into a timer last, over all batches in flight."""
 
-    def __init__(self, device: Device) -> None:
+    last: "WeakKeyDictionary[Timer, int]" = field(default_factory=WeakKeyDictionary)
+    num_batches: int = 0
+
+    def forget(self) -> None:
+        """Nobody knows who recorded last: a batch has failed half-way."""
+        self.last.clear()
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The prefill, or the rounds of a group. place: of its first border among the points of the batch's own timer."""
+
+    timers: Sequence[Timer]
+    num_levels: int
+    place: int
+
+
+class StageClock:
+    """Collects what one batch at a time records. `start`, then the stages in any order, then `read`.
+
+    uses: shared with the clocks of the other batches in flight.
+    """
+
+    def __init__(self, device: Device, uses: TimerUses | None = None) -> None:
         self._timer = device.timer()
+        self._uses = uses or TimerUses()
         self.start()
 
     def start(self) -> None:
         """Begin a batch; what an earlier, failed one left is forgotten."""
-        self._copies: list[bool] = []
-        self._prefill: Sequence[Timer] = ()
-        self._rounds: list[tuple[Sequence[Timer], int]] = []
+        self._copies: list[tuple[bool, int]] = []
+        self._num_points = 0
+        self._prefill: _Part | None = None
+        self._rounds: list[_Part] = []
+        self._uses.num_batches += 1
+        self._batch = self._uses.num_batches
 
     @contextmanager
     def copying(self, *, is_to_host: bool) -> Iterator[None]:
-        """Brackets the issue of copies."""
-        point = 2 * len(self._copies)
-        self._timer.record(point)
-        yield
-        self._timer.record(point + 1)
-        self._copies.append(is_to_host)
+        """Brackets the issue of copies, on the lane that they are issued on."""
+        with self._bracket() as place:
+            yield
+        self._copies.append((is_to_host, place))
 
-    def add_prefill(self, timers: Sequence[Timer]) -> None:
-        """The timers that the prefill's segments record into."""
-        self._prefill = timers
+    @contextmanager
+    def prefill(self) -> Iterator[list[Timer]]:
+        """Brackets the prefill; the timers that its segments record into are to be put into the list."""
+        timers: list[Timer] = []
+        with self._bracket() as place:
+            yield timers
+        self._prefill = self._part(timers, 0, place)
 
-    def add_rounds(self, timers: Sequence[Timer], num_levels: int) -> None:
-        """The timers that the next group's segments record into: one of all rounds, or one a round."""
+    @contextmanager
+    def rounds(self, num_levels: int) -> Iterator[list[Timer]]:
+        """Brackets the rounds of the next group; into the list goes one timer of all rounds, or one a round."""
+        timers: list[Timer] = []
+        with self._bracket() as place:
+            yield timers
         assert len(timers) in (1, num_levels), (len(timers), num_levels)
-        self._rounds.append((timers, num_levels))
+        self._rounds.append(self._part(timers, num_levels, place))
+
+    @contextmanager
+    def _bracket(self) -> Iterator[int]:
+        place = self._num_points
+        self._num_points += 2
+        self._timer.record(place)
+        yield place
+        self._timer.record(place + 1)
+
+    def _part(self, timers: Sequence[Timer], num_levels: int, place: int) -> _Part:
+        for timer in timers:
+            self._uses.last[timer] = self._batch
+        return _Part(timers, num_levels, place)
 
     def read(self) -> StageTimes:
         """The times of the batch; only when the device has done all of it."""
         copies_s = [0.0, 0.0]
-        for number, is_to_host in enumerate(self._copies):
-            copies_s[is_to_host] += self._timer.seconds(2 * number, 2 * number + 1)
+        for is_to_host, place in self._copies:
+            copies_s[is_to_host] += self._timer.seconds(place, place + 1)
         return StageTimes(
             to_device_s=copies_s[False],
-            prefill_s=sum(timer.seconds(*PREFILL_POINTS) for timer in self._prefill),
-            rounds_s=tuple(_read(*group, 0, POINTS_OF_ROUND) for group in self._rounds),
-            selects_s=tuple(tuple(map(_known, _read(*group, 1, 2))) for group in self._rounds),
+            prefill_s=self._whole(self._prefill),
+            rounds_s=tuple(self._levels(part, 0, POINTS_OF_ROUND) for part in self._rounds),
+            selects_s=tuple(self._levels(part, 1, 2) for part in self._rounds),
             to_host_s=copies_s[True],
-            span_s=self._timer.seconds(0, 2 * len(self._copies) - 1) if self._copies else 0.0,
+            span_s=self._timer.seconds(0, self._num_points - 1) if self._num_points else 0.0,
+            all_rounds_s=tuple(map(self._whole, self._rounds)),
         )
 
+    def _is_known(self, part: _Part) -> bool:
+        """Whether no later batch has recorded into the timers of a part."""
+        return all(self._uses.last.get(timer) == self._batch for timer in part.timers)
 
-def _read(timers: Sequence[Timer], num_levels: int, start: int, end: int) -> tuple[float, ...]:
-    firsts = [POINTS_OF_ROUND * level for level in range(num_levels)]
-    of_level = timers if len(timers) == num_levels else [timers[0]] * num_levels
+    def _whole(self, part: _Part | None) -> float:
+        if part is None:
+            return 0.0
+        if not self._is_known(part):
+            return self._timer.seconds(part.place, part.place + 1)
+        if not part.num_levels:
+            return sum(timer.seconds(*PREFILL_POINTS) for timer in part.timers)
+        return sum(_read(part, 0, POINTS_OF_ROUND))
+
+    def _levels(self, part: _Part, start: int, end: int) -> tuple[float | None, ...]:
+        """Between two points of each round of a part; None where it is unknown."""
+        if not self._is_known(part):
+            return (None,) * part.num_levels
+        return tuple(map(_known, _read(part, start, end)))
+
+
+def _read(part: _Part, start: int, end: int) -> tuple[float, ...]:
+    firsts = [POINTS_OF_ROUND * level for level in range(part.num_levels)]
+    timers = part.timers if len(part.timers) == len(firsts) else [part.timers[0]] * len(firsts)
     return tuple(
         timer.seconds(first + start, first + end)
-        for timer, first in zip(of_level, firsts, strict=True)
+        for timer, first in zip(timers, firsts, strict=True)
     )
 
 

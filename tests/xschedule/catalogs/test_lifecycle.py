@@ -22,6 +22,7 @@ from tests.helpers.engines import (
     write_catalog,
 )
 from tests.helpers.oracle import Catalog
+from tests.helpers.product import watch_batches
 from tests.helpers.versions import (
     PROMPT,
     RANGE,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
     from tests.helpers.oracle import Sid
     from xgr_runtime import Engine
-    from xgr_runtime.xschedule.batch import Batch, BatchOutput
+    from xgr_runtime.xschedule.batch import Batch
 
 TIMEOUT_S = 60.0
 
@@ -85,14 +86,12 @@ def test_a_request_in_flight_finishes_on_the_version_it_started_with(
     engine: Engine, versions: Versions
 ) -> None:
     entered, go_on = threading.Event(), threading.Event()
-    run = engine.worker.run
 
-    def gated(batch: Batch) -> BatchOutput:
+    def hold(batch: Batch) -> None:
         entered.set()
         assert go_on.wait(TIMEOUT_S)
-        return run(batch)
 
-    engine.worker.run = gated  # type: ignore[method-assign]
+    watch_batches(engine, before=hold)
     search = Search(beam_width=300, num_results=500)
     running = engine.submit_future(RecRequest(prompt_token_ids=PROMPT, searches=(search,)))
     assert entered.wait(TIMEOUT_S)
