@@ -33,7 +33,7 @@ from tests.service.servers import running_in_thread
 from tools.demo.movielens import load_sequences, without_last
 from tools.demo.run import measure
 from xgr_runtime import Engine, RecRequest, Rules, RuntimeConfig, Search
-from xgr_runtime.config import CacheConfig, LimitsConfig, SchedulerConfig
+from xgr_runtime.config import BucketsConfig, CacheConfig, LimitsConfig, SchedulerConfig
 from xgr_runtime.conformance.same_answer import Answer, assert_same_answer
 from xgr_runtime.errors import DeviceError, OpUnavailable
 from xgr_runtime.hal.ascend import npu
@@ -51,13 +51,14 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.fake_npu
 T = TOLERANCES[torch.float32].same_answer
-STOCK = {"torch_npu", "aten"}
+STOCK = {"torch_npu", "aten", "parts"}  # a fused op runs by its parts
 POSSIBLE_LIMIT = 4  # possible sets are checked up to four times the width in 16 bits
 
 
 def demo_config(*overrides: str) -> RuntimeConfig:
-    """The demo on this run's device, without references of ops."""
-    options = ("device=npu", "ops.allow_reference=false", *overrides)
+    """The demo on this run's device, without references of ops. Smaller limits: every bucket is captured, on a CPU."""
+    limits = ("limits.max_beam_width=64", "scheduler.max_batch_rows=512")
+    options = ("device=npu", "ops.allow_reference=false", *limits, *overrides)
     return RuntimeConfig.from_yaml(config_file("demo"), options)
 
 
@@ -97,13 +98,16 @@ def test_the_demo_over_grpc_has_the_metrics_of_the_cpu() -> None:
     ):
         with Engine.from_config(config, device) as engine:
             assert engine.device.kind == config.device
+            num_captures = engine.worker.graphs.num_captures
             with running_in_thread(engine, config) as target:
                 replies.append(ask_all(target, histories))
             if config.device == "npu":
                 stats = engine.stats()
                 assert set().union(*stats.providers.values()) <= STOCK
                 assert stats.num_reference_ops == 0
-                assert engine.worker.graphs.num_captures > 3
+                graphs = engine.worker.graphs
+                assert graphs.num_captures == num_captures == graphs.num_graphs > 3
+                assert graphs.num_eager == 0
         report = measure(histories, targets, replies[-1])
         del report["latency_ms"]
         reports.append(report)
@@ -193,12 +197,15 @@ def check(
 def test_graphs_give_bit_for_bit_what_single_ops_give(tmp_path: Path, dtype: torch.dtype) -> None:
     """At sizes whose buckets are the same with and without graphs."""
     config, catalog = world(tmp_path, dtype)
+    ids = [item.item_id for item in catalog.items]
+    buckets = BucketsConfig(at_start=False, rows=(24,), history_tokens=(56, 72))
+    search = Search(beam_width=20, num_results=64)
     answers = []
     for graphs in (True, False):
-        with make_engine(dataclasses.replace(config, graphs=graphs)) as engine:
+        with make_engine(dataclasses.replace(config, graphs=graphs, buckets=buckets)) as engine:
             replies = []
             for turn, length in enumerate((17, 23, 17)):
-                (reply,) = engine.recommend(mixed_requests(catalog, str(turn), [length]))
+                (reply,) = engine.recommend([request_of(str(turn), ids[:length], search)])
                 replies.append(reply.results[0])
             answers.append(replies)
             assert bool(engine.worker.graphs.num_captures) == graphs
@@ -210,6 +217,8 @@ def test_graphs_give_bit_for_bit_what_single_ops_give(tmp_path: Path, dtype: tor
 def test_catalogues_load_beside_captures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A load copies, allocates and waits on another thread; under a capture the device would raise."""
     config, catalog = world(tmp_path, torch.float32)
+    rows = tuple(range(8, 64, 8))
+    config = dataclasses.replace(config, buckets=BucketsConfig(at_start=False, rows=rows))
     # another token table: its rows of the head are gathered anew by every load
     other = random_catalog(6, 300, scattered_tokens([9, 10, 11], 48, seed=9))
     file = write_catalog(tmp_path / "other.xgr", other)

@@ -93,7 +93,8 @@ def cases(draw: st.DrawFn) -> Case:
     named = (sizes(tokens), sizes(rows), sizes(histories), sizes(prompt))
     buckets = BucketsConfig(True, *named) if draw(st.booleans()) else BucketsConfig()
     config = configured(histories, tokens, rows, prompt, width, buckets)
-    lengths, cached, widths = [], [], []
+    lengths, cached = list[int](), list[int]()
+    widths: list[tuple[int, ...]] = []
     for _ in range(draw(st.integers(1, min(histories, tokens, rows)))):
         left = histories - len(lengths)
         room = min(tokens - sum(lengths) + sum(cached), rows - sum(max(w) for w in widths))
