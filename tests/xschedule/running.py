@@ -15,7 +15,8 @@ if TYPE_CHECKING:
         Oracle,
     )
     from xgr_runtime import Engine
-    from xgr_runtime.xschedule.batch import Batch
+    from xgr_runtime.xschedule.batch import Batch, BatchOutput
+    from xgr_runtime.xschedule.worker import PendingBatch
 
 VOCAB = 48
 TIMEOUT_S = 60.0
@@ -61,3 +62,56 @@ def is_idle(engine: Engine) -> bool:
         v["num_pins"] for c in described["catalogs"].values() for v in c["versions"].values()
     )
     return (described["num_unanswered"], pins, engine.pages.num_in_use) == (0, 0, 0)
+
+
+class HeldBatch:
+    """A batch that the device is at work on until the test says otherwise."""
+
+    def __init__(self, pending: PendingBatch) -> None:
+        self._pending = pending
+        self._is_released = threading.Event()
+        self._error: Exception | None = None
+
+    def release(self, error: Exception | None = None) -> None:
+        """The device is done with it, or has failed."""
+        self._error = error or self._error
+        self._is_released.set()
+
+    def is_done(self) -> bool:
+        return self._is_released.is_set()
+
+    def wait(self) -> BatchOutput:
+        assert self._is_released.wait(TIMEOUT_S)
+        output = self._pending.wait()
+        if self._error is not None:
+            raise self._error
+        return output
+
+
+class Held:
+    """An accelerator as the engine sees it: what is issued stays on it until it is released, or all of it by `open`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.batches: list[Batch] = []
+        self.pending: list[HeldBatch] = []
+        self._is_open = False
+        self._submit = engine.worker.submit
+        engine.worker.submit = self._hold  # type: ignore[method-assign, assignment]
+
+    def _hold(self, batch: Batch) -> HeldBatch:
+        held = HeldBatch(self._submit(batch))
+        self.batches.append(batch)
+        self.pending.append(held)
+        if self._is_open:
+            held.release()
+        return held
+
+    def wait_for(self, num_batches: int) -> None:
+        """Until so many batches have been issued."""
+        wait_until(lambda: len(self.pending) >= num_batches)
+
+    def open(self) -> None:
+        """Whatever was issued and will be is done at once."""
+        self._is_open = True
+        for held in list(self.pending):
+            held.release()

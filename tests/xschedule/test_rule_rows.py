@@ -33,9 +33,8 @@ def test_against_a_list_in_order_of_use(
             in_use = {row for rows in held for row in rows}
             if action == "forget":
                 table.forget(expression(number))
-                if number in used:
-                    used.remove(number)
-                    row_of.pop(number)
+                used = [n for n in used if n != number]
+                row_of.pop(number, None)
                 continue
             placed = table.place(expression(number))
             if number == 0:
