@@ -39,6 +39,9 @@ def make_stats(**changes: Any) -> EngineStats:
         "providers": {"select_beams": ("numpy",), "rms_norm": ("cpu", "reference")},
         "num_reference_ops": 1,
         "num_graph_captures": 6,
+        "num_graphs": 4,
+        "num_eager_segments": 7,
+        "graph_bytes": 3000,
         "memory_used_bytes": 1000,
         "memory_peak_bytes": 2000,
     }

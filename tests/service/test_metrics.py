@@ -150,6 +150,9 @@ def test_every_number_of_the_state() -> None:
         "xgr_kv_used_rows": 96,
         "xgr_reference_ops": 1,
         "xgr_captured_graphs_total": 6,
+        "xgr_graphs": 4,
+        "xgr_eager_segments_total": 7,
+        "xgr_graph_memory_bytes": 3000,
     }
     assert {name: value(samples, name) for name in expected} == expected
     films = {"catalog": "films"}

@@ -283,6 +283,28 @@ def kept(engine: Engine) -> list[Any]:
     return [captured.graph for captured in engine.worker.graphs._graphs.values()]
 
 
+def test_graphs_of_idle_versions_make_room_and_are_captured_anew_before_a_roll_back(
+    versions_model: Path, versions: Versions
+) -> None:
+    """Room for the prefill's graph and those of two slots, where three versions are loaded."""
+    config = version_config(versions_model, versions)
+    config = replace(config, cache=replace(config.cache, catalog_slots=3))
+    device = StrictDevice()
+    device.max_graphs = 5
+    with make_engine(config, device) as engine:
+        graphs = engine.worker.graphs
+        num_captures = graphs.num_captures
+        assert num_captures == 3
+        for number, expected in ((2, 5), (3, 7), (1, 9), (3, 9), (2, 11)):
+            if number > len(engine.catalogs.by_slot):
+                engine.load_catalog("main", versions.path(number))
+            engine.activate_catalog("main", f"v{number}")
+            assert graphs.num_captures == expected
+            assert_is_version(ask(engine), number, versions)
+            assert (graphs.num_graphs, graphs.num_eager) == (5, 0)
+            assert graphs.num_captures == expected
+
+
 def fail_at(engine: Engine, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The device refuses a capture after that many."""
     capture, count = engine.device.capture, 0

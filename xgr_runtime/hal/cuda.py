@@ -187,11 +187,12 @@ class CudaDevice:
         return nullcontext()  # a capture here minds its own thread alone
 
     def memory(self) -> MemoryInfo:
-        total = torch.cuda.get_device_properties(self.torch_device).total_memory
+        free, total = torch.cuda.mem_get_info(self.torch_device)
         return MemoryInfo(
             used_bytes=torch.cuda.memory_allocated(self.torch_device),
             peak_bytes=torch.cuda.max_memory_reserved(self.torch_device),
             total_bytes=total,
+            taken_bytes=total - free,
         )
 
     def synchronize(self) -> None:

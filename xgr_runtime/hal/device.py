@@ -22,11 +22,15 @@ LANES: tuple[Lane, ...] = ("compute", "inputs", "results", "loads")
 
 @dataclass(frozen=True)
 class MemoryInfo:
-    """Bytes in use by this process, the peak since start, and the device's total (0 where it is not known)."""
+    """Bytes in use by this process, the peak since start, and the device's total (0 where it is not known).
+
+    taken_bytes: of the whole device, by whomever and for whatever, as its driver counts; 0 where it does not.
+    """
 
     used_bytes: int
     peak_bytes: int
     total_bytes: int
+    taken_bytes: int = 0
 
 
 class Event(Protocol):

@@ -86,6 +86,10 @@ TABLE: tuple[Metric, ...] = (
     Metric("xgr_op_provider_info", "info", "", ("op", "provider"), "The providers bound for each op; several where buckets differ."),
     Metric("xgr_reference_ops", "gauge", "ops", (), "Ops that run on the torch reference somewhere."),
     Metric("xgr_captured_graphs_total", "counter", "graphs", (), "Graphs captured since the start, those of the warm-up included."),
+    Metric("xgr_graphs", "gauge", "graphs", (), "Graphs that there are."),
+    Metric("xgr_graph_memory_bytes", "gauge", "bytes", (), "What the device had less after graphs were captured; 0 on a CPU."),
+    Metric("xgr_eager_segments_total", "counter", "segments", (),
+           "Prefills and rounds that ran op by op, slower, since no graph was captured for their normalisation or catalogue."),
     Metric("xgr_runtime_info", "info", "", ("version", "device", "model", "model_version", "template_version"), "What serves."),
 )  # fmt: skip
 

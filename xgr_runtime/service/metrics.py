@@ -198,6 +198,9 @@ def _state_samples(stats: EngineStats, catalog_names: tuple[str, ...]) -> Mappin
         ],
         "xgr_reference_ops": _one(stats.num_reference_ops),
         "xgr_captured_graphs_total": _one(stats.num_graph_captures),
+        "xgr_graphs": _one(stats.num_graphs),
+        "xgr_graph_memory_bytes": _one(stats.graph_bytes),
+        "xgr_eager_segments_total": _one(stats.num_eager_segments),
         "xgr_runtime_info": [(tuple(map(_cut, runtime)), 1)],
     }
 

@@ -4,7 +4,7 @@ The prefill and each group's rounds have buckets of their own, so that one prefi
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -71,6 +71,10 @@ class Sizes(Protocol):
         """How many histories a batch of so many is padded to, where no history has several searches."""
         ...
 
+    def describe(self) -> dict[str, Any]:
+        """The list of sizes for people; nothing where there is no list."""
+        ...
+
 
 @dataclass(frozen=True)
 class HostLengths:
@@ -123,6 +127,10 @@ class CloseFit:
     def padded_histories(self, num_histories: int) -> int:
         """The next power of two, at most as many as a batch may have."""
         return _power_of_two(num_histories, self.capacities.num_histories)
+
+    def describe(self) -> dict[str, Any]:
+        """Any size may come."""
+        return {}
 
     def _group(self, group: SearchGroup) -> RoundsBucket:
         c = self.capacities

@@ -171,6 +171,15 @@ class CatalogStore:
             self._retire(self._names[name], loaded)
         loaded.catalog.close()
 
+    def active_slots(self) -> set[int]:
+        """The slots of all active versions."""
+        with self._lock:
+            return {
+                named.versions[named.active].slot_index
+                for named in self._names.values()
+                if named.active
+            }
+
     def pin(self, name: str, version: str = "") -> LoadedCatalog:
         """The active version, or the named one, kept until `release`. Raises NotFound."""
         with self._lock:

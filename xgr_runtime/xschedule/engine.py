@@ -74,7 +74,14 @@ class Engine:
         self.runner, self.pages, self.catalogs = parts.runner, parts.pages, parts.catalogs
         self.worker = parts.worker
         self._template, self._rule_cache = parts.template, parts.rule_cache
-        self.warm_up = WarmUp(config, self.worker.run, self.runner, self.worker.graphs)
+        self.warm_up = WarmUp(
+            config,
+            device,
+            self.worker.run,
+            self.runner,
+            self.worker.graphs,
+            self.catalogs.active_slots,
+        )
         self._intake, self._scheduler = parts.intake, parts.scheduler
         self._wake = threading.Condition()
         self._num_waiting = 0
@@ -207,13 +214,17 @@ class Engine:
         """
         version = self.catalogs.load(name, path, self.runner.capacities.num_levels)
         logger.info("catalogue %s: loaded version %s from %s", name, version, path)
+        self._capture_for(name, version)
+        return version
+
+    def _capture_for(self, name: str, version: str) -> None:
+        """Capture what a version lacks, beside traffic. One for which that fails runs op by op, which the log says."""
         try:
             self._capture([self.catalogs.pin(name, version)])
-        except (NotFound, EngineClosed):  # retired or closed meanwhile
-            return version
+        except (NotFound, EngineClosed):  # unknown, or retired or closed meanwhile
+            return
         except Exception:
             logger.exception("catalogue %s: version %s runs without graphs", name, version)
-        return version
 
     def _capture(self, pinned: Sequence[LoadedCatalog], *, is_first: bool = False) -> None:
         """Have the loop capture what is missing for these versions, and wait for it. Raises what that has raised."""
@@ -233,6 +244,8 @@ class Engine:
 
         Raises NotFound.
         """
+        if self.warm_up.has_gaps:
+            self._capture_for(name, version)
         before = self.catalogs.activate(name, version)
         logger.info("catalogue %s: version %s is active", name, version)
         return before
@@ -248,7 +261,7 @@ class Engine:
 
     def describe(self) -> dict[str, Any]:
         """Device, model, catalogues, bound providers, totals since the start and the queue, as plain data."""
-        return describe(self.stats(), self.catalogs.describe())
+        return describe(self.stats(), self.catalogs.describe(), self.runner.sizes.describe())
 
     def stats(self) -> EngineStats:
         """The state and the totals at this moment; may be called from any thread, also after `close`."""
@@ -275,6 +288,9 @@ class Engine:
                 providers=providers,
                 num_reference_ops=sum(REFERENCE in p for p in providers.values()),
                 num_graph_captures=self.worker.graphs.num_captures,
+                num_graphs=self.worker.graphs.num_graphs,
+                num_eager_segments=self.worker.graphs.num_eager,
+                graph_bytes=self.worker.graphs.num_bytes,
                 memory_used_bytes=memory.used_bytes,
                 memory_peak_bytes=memory.peak_bytes,
             )

@@ -95,6 +95,7 @@ def build_parts(
             pages,
             page_size,
             is_counting_shared_pages=device.is_counting_shared_pages,
+            padded_histories=sizes.padded_histories,
         ),
     )
 

@@ -24,7 +24,8 @@ class EngineStats:
 
     Pages of history KV: num_pages without the null page; in use are those that running requests hold, cached those that
     the prefix cache can find again. Beam rows: num_rows of a full batch; in use are those of the running batch.
-    providers: bound providers by op; reference_ops: ops that run on the torch reference.
+    providers: bound providers by op; reference_ops: ops that run on the torch reference. num_eager_segments: of batches, that ran
+    op by op since no graph had been captured for them. graph_bytes: what the device had less after its graphs were captured.
     """
 
     device_kind: str
@@ -45,12 +46,17 @@ class EngineStats:
     providers: Mapping[str, tuple[str, ...]]
     num_reference_ops: int
     num_graph_captures: int
+    num_graphs: int
+    num_eager_segments: int
+    graph_bytes: int
     memory_used_bytes: int
     memory_peak_bytes: int
 
 
-def describe(stats: EngineStats, catalogs: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for people and JSON; catalogs: what the store says of its versions."""
+def describe(
+    stats: EngineStats, catalogs: Mapping[str, Any], buckets: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The same for people and JSON; catalogs: what the store says of its versions; buckets: the sizes that graphs have."""
     return {
         "device": {"kind": stats.device_kind, "name": stats.device_name},
         "memory": {"used_bytes": stats.memory_used_bytes, "peak_bytes": stats.memory_peak_bytes},
@@ -59,6 +65,13 @@ def describe(stats: EngineStats, catalogs: Mapping[str, Any]) -> dict[str, Any]:
         "catalogs": catalogs,
         "ops": {name: list(bound) for name, bound in stats.providers.items()},
         "num_reference_ops": stats.num_reference_ops,
+        "graphs": {
+            "num_graphs": stats.num_graphs,
+            "num_captures": stats.num_graph_captures,
+            "num_eager_segments": stats.num_eager_segments,
+            "bytes": stats.graph_bytes,
+            **buckets,
+        },
         **stats.totals.describe(),
         "num_waiting": stats.num_waiting,
         "num_running": stats.num_running,

@@ -8,7 +8,7 @@ host between segments.
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -67,6 +67,9 @@ class GraphRunner:
     Once it is closed, nothing is captured: such a segment runs op by op, on the same addresses and sizes. `run` and what
     opens and closes belong to one thread; `drop_slot` may be called from any.
 
+    num_bytes: of the device's memory that captures have taken, as whoever had them made has counted. dropped_slots: those that
+    `make_room` took graphs from.
+
     max_graphs: None for as many as the device allows. is_allowed: whether to capture where the device can.
     """
 
@@ -82,6 +85,8 @@ class GraphRunner:
         self._eager_names: set[str] = set()
         self.num_captures = 0
         self.num_eager = 0
+        self.num_bytes = 0
+        self.dropped_slots: set[int] = set()
 
     @property
     def num_graphs(self) -> int:
@@ -130,11 +135,26 @@ class GraphRunner:
             timers.append(timer)
         return timers
 
+    def make_room(self, number: int, keep: Container[int | None]) -> int:
+        """Drop graphs of the slots that are not to be kept, least recently used first, to have room for so many; the room."""
+        with self._device.sharing(), self._lock:
+            latest_first = dict.fromkeys(g.slot_index for g in reversed(self._graphs.values()))
+            for slot in reversed(latest_first):
+                if self.max_graphs - len(self._graphs) >= number:
+                    break
+                if slot is None or slot in keep:
+                    continue
+                for key in [k for k, found in self._graphs.items() if found.slot_index == slot]:
+                    del self._graphs[key]
+                self.dropped_slots.add(slot)
+            return self.max_graphs - len(self._graphs)
+
     def drop_slot(self, slot_index: int) -> None:
         """Forget the graphs that read a catalogue slot which no longer exists."""
         with self._device.sharing(), self._lock:
             for key in [k for k, found in self._graphs.items() if found.slot_index == slot_index]:
                 del self._graphs[key]
+            self.dropped_slots.discard(slot_index)
 
     def _find(self, segment: Segment) -> _Captured | None:
         with self._lock:

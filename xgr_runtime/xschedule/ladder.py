@@ -16,6 +16,7 @@ rows in any shares. Its prefill is not captured and fits closely.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from xgr_runtime.config import RuntimeConfig
 from xgr_runtime.errors import ConfigError
@@ -74,9 +75,9 @@ class Ladder:
         raise AssertionError(f"no bucket holds batch {batch.batch_id}: it is beyond the limits")
 
     def padded_histories(self, num_histories: int) -> int:
-        """The histories of the rung that holds so many."""
+        """The histories of the rung that holds so many; as many where none does."""
         sizes = [r.num_histories for r in self.rungs if r.num_histories >= num_histories]
-        return sizes[0]
+        return min(sizes, default=num_histories)
 
     def prefills(self) -> Iterator[PrefillBucket]:
         """Every bucket that a prefill is captured for."""
@@ -92,8 +93,8 @@ class Ladder:
                 for rows, max_rows in rung.rows:
                     yield shared, _rounds_bucket(rung.num_histories, rows, max_rows, num_levels)
 
-    def describe(self) -> dict[str, object]:
-        """The list for people."""
+    def describe(self) -> dict[str, Any]:
+        """The list for people: by the most histories of a batch, its sizes of new tokens and of rows."""
         return {
             "history_tokens": list(self.history_tokens),
             "histories": {

@@ -51,6 +51,7 @@ class Scheduler:
         page_size: int,
         *,
         is_counting_shared_pages: bool = False,
+        padded_histories: Callable[[int], int] = lambda number: 1 << (number - 1).bit_length(),
     ) -> None:
         self._config = config
         self._pages = pages
@@ -58,6 +59,7 @@ class Scheduler:
         self._queue: list[RequestState] = []
         self._num_batches = 0
         # Pages that the histories of a batch may name, shared ones counted each time (see `Device`).
+        self._padded_histories = padded_histories
         self._most_named = pages.allocator.num_pages if is_counting_shared_pages else math.inf
         self.usual_run_s = 0.0
 
@@ -224,7 +226,7 @@ class Scheduler:
             rows += state.num_rows
             pages += self._num_pages(state) - len(matched)
             named += self._num_pages(state)
-            padding = (1 << len(picked).bit_length()) - len(picked) - 1
+            padding = self._padded_histories(len(picked) + 1) - len(picked) - 1
             pinned |= self._pages.idle_among(matched)
             fits = (
                 len(picked) < config.max_batch_histories

@@ -19,6 +19,7 @@ import numpy as np
 
 from xgr_runtime.config import RuntimeConfig
 from xgr_runtime.errors import DeviceLost
+from xgr_runtime.hal.device import Device
 from xgr_runtime.kvcache.allocator import NULL_PAGE, num_pages_of
 from xgr_runtime.types import Normalization
 from xgr_runtime.xschedule.batch import (
@@ -50,28 +51,33 @@ class Item:
 
 @dataclass
 class _Ask:
-    """items: None until the running thread has listed them."""
+    """items, progress and taken_bytes: of the device before, once the running thread has begun."""
 
     catalogs: Sequence[LoadedCatalog]
     future: "Future[None]" = field(default_factory=Future)
-    items: deque[Item] | None = None
+    items: deque[Item] = field(default_factory=deque)
     progress: Progress | None = None
+    taken_bytes: int = 0
 
 
 class WarmUp:
     """What is still to be captured, and the steps that do it.
 
     `ask` and `fail` may be called from any thread; `step` belongs to the one that runs batches. run: runs a batch to its end.
+    active_slots: the slots whose graphs never make room for others.
     """
 
     def __init__(
         self,
         config: RuntimeConfig,
+        device: Device,
         run: Callable[[Batch], object],
         runner: ModelRunner,
         graphs: GraphRunner,
+        active_slots: Callable[[], set[int]],
     ) -> None:
-        self._run, self._runner, self._graphs = run, runner, graphs
+        self._device, self._run, self._runner, self._graphs = device, run, runner, graphs
+        self._active_slots = active_slots
         self._normalizations = captured_normalizations(config)
         self._is_wanted = graphs.is_capturing and config.buckets.at_start
         self._lock = threading.Lock()
@@ -86,7 +92,17 @@ class WarmUp:
         """Ask for the whole list; from now on nothing is captured but what is asked for, where that is configured."""
         if self._is_wanted:
             self._graphs.close()
+            sizes = self._runner.sizes.describe()
+            for number, of_rung in sizes.get("histories", {}).items():
+                listed = "; ".join(f"{name} {_listed(values)}" for name, values in of_rung.items())
+                logger.info("graphs of up to %d histories: %s", number, listed)
+            logger.info("graphs of normalisations %s", ", ".join(self._normalizations))
         return self.ask(catalogs)
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether graphs of some loaded version had to make room for others: they are captured anew before it is active."""
+        return bool(self._graphs.dropped_slots)
 
     def ask(self, catalogs: Sequence[LoadedCatalog]) -> "Future[None]":
         """Have every graph that is missing for these versions captured, which the caller keeps pinned until it is done.
@@ -125,11 +141,12 @@ class WarmUp:
         return True
 
     def _step(self, ask: _Ask) -> None:
-        if ask.items is None or ask.progress is None:
-            ask.items = deque(self.items(ask.catalogs))
+        if ask.progress is None:
+            ask.items = self._that_fit(ask)
             ask.progress = Progress("capturing graphs", len(ask.items))
+            ask.taken_bytes = self._device.memory().taken_bytes
         if not ask.items:
-            self._log(ask)
+            self._note_done(ask, ask.progress)
             self._finish(ask, None)
             return
         item = ask.items.popleft()
@@ -149,14 +166,33 @@ class WarmUp:
         else:
             ask.future.set_exception(error)
 
-    def _log(self, ask: _Ask) -> None:
-        assert ask.progress is not None
-        versions = ", ".join(f"{one.name} {one.version}" for one in ask.catalogs)
+    def _that_fit(self, ask: _Ask) -> deque[Item]:
+        """What is missing for an ask, as far as the device holds more graphs, the largest first."""
+        items = deque(self.items(ask.catalogs))
+        number = sum(len(item.segments) for item in items)
+        keep = self._active_slots() | {one.slot_index for one in ask.catalogs}
+        room = self._graphs.make_room(number, keep)
+        self._graphs.dropped_slots -= {one.slot_index for one in ask.catalogs}
+        if number > room:
+            logger.warning(
+                "%d more graphs do not fit the device, which holds at most %d: the smallest buckets run op by op, slower; shorten "
+                "buckets.rows or buckets.normalizations, or lower cache.catalog_slots",
+                number - room,
+                self._graphs.max_graphs,
+            )
+        while number > room:
+            number -= len(items.pop().segments)
+        return items
+
+    def _note_done(self, ask: _Ask, progress: Progress) -> None:
+        taken = self._device.memory().taken_bytes - ask.taken_bytes
+        self._graphs.num_bytes += max(0, taken)
         logger.info(
-            "graphs for catalogue %s are captured, %d in all, %.1f s",
-            versions,
+            "graphs of catalogue %s are captured: %d in all, %.1f s, %d MiB more of the device",
+            ", ".join(f"{one.name} {one.version}" for one in ask.catalogs),
             self._graphs.num_graphs,
-            ask.progress.elapsed_s,
+            progress.elapsed_s,
+            max(0, taken) >> 20,
         )
 
     def items(self, catalogs: Sequence[LoadedCatalog]) -> list[Item]:
@@ -224,6 +260,10 @@ class WarmUp:
             page_size,
             [length - count for length, count in zip(lengths, new, strict=True)],
         )
+
+
+def _listed(values: Sequence[object]) -> str:
+    return ", ".join(map(str, values)) or "as they come"
 
 
 def _shares(total: int, number: int, most: int) -> list[int]:
