@@ -46,7 +46,9 @@ def test_a_name_is_the_file_of_that_name(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "demo").write_text("device: cpu\n", encoding="utf-8")
     (tmp_path / "mine").write_text("device: cpu\n", encoding="utf-8")
-    assert shipped.config_names() == ["ascend-910b", "demo", "demo-ascend-910b", "reference"]
+    assert shipped.config_names() == [
+        *("ascend-910b", "demo", "demo-ascend-910b", "h200", "reference")
+    ]
     assert shipped.config_file("demo") == str(ROOT / "configs" / "demo.yaml")
     assert [shipped.config_file(path) for path in ("./demo", "demo.yaml", "mine", "")] == [
         *("./demo", "demo.yaml", "mine", "")

@@ -50,6 +50,7 @@ from tools._bench.engine_rows import (  # noqa: E402
     TINY_ROWS,
     choose,
 )
+from tools._bench.engine_run import SHIPPED, shipped_config  # noqa: E402
 from tools._bench.floor import BF16_TFLOPS  # noqa: E402
 from tools._bench.sid_catalog import Prefixes, draw_items, write_catalog  # noqa: E402
 from tools._bench.timing import add_output_arguments, progress, write_report  # noqa: E402
@@ -82,7 +83,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "warmup_runs": args.warmup,
         "runs": args.runs,
         "dtype": args.dtype,
-        "page_size_tokens": args.page_size,
+        "config": SHIPPED.get(device.kind, "defaults"),
+        "page_size_tokens": args.page_size or shipped_config(device.kind).cache.page_size_tokens,
     }
     progress(f"{device.name}: {report['environment']['bf16_product_tflops']} TFLOP/s")
     with tempfile.TemporaryDirectory() as folder:
@@ -142,7 +144,8 @@ def elsewhere(args: argparse.Namespace, part: str, seconds: float) -> Any:
     if seconds <= 0:
         raise SystemExit("no time was left")
     command = [sys.executable, __file__, "--part", part, "--json", "--device", args.device]
-    command += ["--dtype", args.dtype, "--page-size", str(args.page_size)]
+    command += ["--dtype", args.dtype]
+    command += ["--page-size", str(args.page_size)] if args.page_size else []
     command += ["--items", str(args.items), "--commit", args.commit]
     switches = ("tiny", "uniform", "quick", "allow_reference")
     command += ["--" + name.replace("_", "-") for name in switches if getattr(args, name)]
@@ -176,7 +179,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--items", type=whole(1, 10**8), default=1_000_000)
     parser.add_argument("--uniform", action="store_true", help="codes of items independent")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    parser.add_argument("--page-size", type=whole(1, 1024), default=16, help="tokens")
+    parser.add_argument(
+        "--page-size",
+        type=whole(1, 1024),
+        default=None,
+        help="tokens, instead of the configuration's",
+    )
     parser.add_argument("--allow-reference", action="store_true", help="as ops.allow_reference")
     parser.add_argument(
         "--quick", action="store_true", help=f"{QUICK_RUNS} runs: no figures to keep"

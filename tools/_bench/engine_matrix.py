@@ -61,7 +61,7 @@ class Plan:
     warmup: int
     checked: int
     num_judges: int
-    page_size: int
+    page_size: int | None
     max_prompt_tokens: int
     max_width: int
     allow_reference: bool

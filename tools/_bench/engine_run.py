@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,16 +12,14 @@ import numpy as np
 from tools._bench.engine_rows import NUM_EXCLUSIONS, Normalised, Row
 from tools._bench.sid_catalog import NUM_CATEGORIES, NUM_REGIONS, SidItems
 from xgr_runtime.config import (
-    BucketsConfig,
-    CacheConfig,
-    LimitsConfig,
     ModelConfig,
     OpsConfig,
     RuntimeConfig,
-    SchedulerConfig,
     SearchDefaults,
     TemplateConfig,
+    load_config,
 )
+from xgr_runtime.shipped import config_file
 from xgr_runtime.types import RecRequest, Rules, Search
 
 if TYPE_CHECKING:
@@ -34,17 +32,18 @@ if TYPE_CHECKING:
     from xgr_runtime.types import RecResult
     from xgr_runtime.xschedule.batch import Batch, BatchOutput
 
+SHIPPED = {"cuda": "h200"}  # kind of device -> name of the configuration
 FIRST_TOKEN = 1  # before every history
 MAX_WAIT_MS = 50.0  # a batch is closed when it is full, long before that
 
 
 @dataclass(frozen=True)
 class EngineSizes:
-    """What the engines of a model hold at most; page size in tokens."""
+    """What the engines of a model hold at most; page_size in tokens, None: that of the configuration."""
 
     max_prompt_tokens: int
     max_width: int
-    page_size: int = 16
+    page_size: int | None = None
 
 
 @dataclass
@@ -64,6 +63,12 @@ class LastBatches:
         return self.pairs.pop()
 
 
+def shipped_config(kind: str) -> RuntimeConfig:
+    """What an engine on a device of that kind starts from: the configuration that comes with the package, or the defaults."""
+    name = SHIPPED.get(kind)
+    return RuntimeConfig() if name is None else load_config(config_file(name)).config
+
+
 def engine_config(
     row: Row,
     sizes: EngineSizes,
@@ -78,27 +83,34 @@ def engine_config(
 
     captures_all: every graph of the shipped list when the engine starts; else the same sizes, each when it is needed.
     """
-    requests, is_caching = row.requests, row.kind in ("miss", "hit")
-    return RuntimeConfig(
+    base, requests = shipped_config(kind), row.requests
+    return replace(
+        base,
         device=kind,  # type: ignore[arg-type]
         model=ModelConfig(name=row.model, dtype=dtype),  # type: ignore[arg-type]
         template=TemplateConfig(prefix_token_ids=(FIRST_TOKEN,)),
         catalogs={"items": str(catalog)},
         search=SearchDefaults(beam_width=row.width, num_results=row.width),
-        limits=LimitsConfig(
+        limits=replace(
+            base.limits,
             max_prompt_tokens=sizes.max_prompt_tokens,
             max_beam_width=sizes.max_width,
             max_num_results=sizes.max_width,
         ),
-        scheduler=SchedulerConfig(
+        scheduler=replace(
+            base.scheduler,
             max_batch_histories=requests,
             max_batch_tokens=requests * sizes.max_prompt_tokens,
             max_batch_rows=requests * sizes.max_width,
             max_wait_ms=MAX_WAIT_MS,
         ),
-        cache=CacheConfig(page_size_tokens=sizes.page_size, prefix_cache=is_caching),
+        cache=replace(
+            base.cache,
+            page_size_tokens=sizes.page_size or base.cache.page_size_tokens,
+            prefix_cache=row.kind in ("miss", "hit"),
+        ),
         ops=OpsConfig(allow_reference=allow_reference),
-        buckets=BucketsConfig(at_start=captures_all),
+        buckets=replace(base.buckets, at_start=captures_all),
     )
 
 
