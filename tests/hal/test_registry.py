@@ -320,6 +320,8 @@ def test_the_contract_names() -> None:
         "head_logits",
         "head_logsumexp",
         "level_logsumexp",
+        "linear",
+        "linear_add_rms_norm",
         "linear_silu_mul",
         "merge_attention_states",
         "prefill_attention",

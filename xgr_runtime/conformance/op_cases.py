@@ -24,6 +24,8 @@ from xgr_runtime.conformance.op_case import Generator, OpCase, results_only
 from xgr_runtime.conformance.product_cases import (
     head_logits,
     head_logsumexp,
+    linear,
+    linear_add_rms_norm,
     linear_silu_mul,
 )
 from xgr_runtime.conformance.rope_write_cases import (
@@ -60,6 +62,8 @@ GENERATORS: Mapping[str, Generator] = {
         add_rms_norm,
         rotary_embedding,
         silu_mul,
+        linear,
+        linear_add_rms_norm,
         linear_silu_mul,
         head_logits,
         head_logsumexp,

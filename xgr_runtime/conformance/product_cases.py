@@ -75,3 +75,27 @@ def linear_silu_mul(dtype: torch.dtype) -> Iterator[OpCase]:
     x[:, 0] = torch.tensor([1.0, torch.nan, 0.0])
     args = {"x_NM": x, "weight_2FM": weight}
     yield OpCase("gates far from zero", args, {"T": 3, "M": 8, "F": 8})
+
+
+def linear(dtype: torch.dtype) -> Iterator[OpCase]:
+    for label, (rows, size) in {**SHAPES, "many": (1100, 64)}.items():
+        for outputs in (1, 40, 136):
+            args = {
+                "x_NK": normal(32, rows, size, dtype=dtype),
+                "weight_OK": (normal(33, outputs, size) * size**-0.5).to(dtype),
+            }
+            yield OpCase(f"{label}, {outputs} outputs", args, {"T": rows})
+
+
+def linear_add_rms_norm(dtype: torch.dtype) -> Iterator[OpCase]:
+    for label, (rows, size) in {**SHAPES, "many": (1100, 64)}.items():
+        for hidden in (8, 40, 136):
+            args = {
+                "x_NK": normal(34, rows, size, dtype=dtype),
+                "weight_MK": (normal(35, hidden, size) * size**-0.5).to(dtype),
+                "residual_NM": normal(36, rows, hidden, dtype=dtype),
+                "norm_weight_M": normal(37, hidden, dtype=dtype),
+                "eps": 1e-6,
+            }
+            dims = {"T": rows, "M": hidden}
+            yield OpCase(f"{label}, hidden size {hidden}", args, dims, mutates=("residual_NM",))

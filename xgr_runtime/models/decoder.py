@@ -18,7 +18,11 @@ from xgr_runtime.models.base import ContextInputs, KVCaches, PackedInputs, StepI
 from xgr_runtime.models.decoder_config import DecoderConfig
 from xgr_runtime.models.head import Head
 from xgr_runtime.models.layers.attention import SelfAttention
-from xgr_runtime.models.layers.linear import load_split_by_input, load_split_by_output
+from xgr_runtime.models.layers.linear import (
+    StreamLinear,
+    load_split_by_input,
+    load_split_by_output,
+)
 from xgr_runtime.models.layers.mlp import GatedMlp, load_mlp
 from xgr_runtime.models.layers.parallel import ParallelContext
 from xgr_runtime.models.layers.rotary import Rotary
@@ -79,8 +83,8 @@ class Decoder:
             x = layer.attention.context(ops, x, cos_sin, inputs, kv, last_only=is_last)
             if is_last:
                 residual = residual.index_select(0, inputs.last_row_H)
-            x = ops.add_rms_norm(x, residual, layer.mlp_norm_M, eps)
-            x = ops.add_rms_norm(layer.mlp(ops, x), residual, next_norm_M, eps)
+            x = layer.attention.out(ops, x, residual, layer.mlp_norm_M, eps)
+            x = layer.mlp(ops, x, residual, next_norm_M, eps)
         return x
 
     def step(self, ops: BoundOps, inputs: StepInputs, kv: KVCaches) -> torch.Tensor:
@@ -91,8 +95,8 @@ class Decoder:
         x: torch.Tensor = ops.rms_norm(residual, self._layers[0].attention_norm_M, eps)
         for layer, next_norm_M in zip(self._layers, self._next_norms(), strict=True):
             x = layer.attention.step(ops, x, cos_sin, inputs, kv)
-            x = ops.add_rms_norm(x, residual, layer.mlp_norm_M, eps)
-            x = ops.add_rms_norm(layer.mlp(ops, x), residual, next_norm_M, eps)
+            x = layer.attention.out(ops, x, residual, layer.mlp_norm_M, eps)
+            x = layer.mlp(ops, x, residual, next_norm_M, eps)
         return x
 
     def _embed(self, packed: PackedInputs) -> torch.Tensor:
@@ -158,8 +162,16 @@ def _load_attention(
     norm_shape = (config.head_dim,)
     return SelfAttention(
         qkv=load_split_by_output(reader, names, config.hidden_size, config.has_qkv_bias, parallel),
-        out=load_split_by_input(
-            reader, f"{prefix}.o_proj", config.hidden_size, q_size, config.has_out_bias, parallel
+        out=StreamLinear(
+            load_split_by_input(
+                reader,
+                f"{prefix}.o_proj",
+                config.hidden_size,
+                q_size,
+                config.has_out_bias,
+                parallel,
+            ),
+            parallel,
         ),
         q_norm_D=reader.take(f"{prefix}.q_norm.weight", norm_shape) if config.has_qk_norm else None,
         k_norm_D=reader.take(f"{prefix}.k_norm.weight", norm_shape) if config.has_qk_norm else None,
@@ -168,7 +180,6 @@ def _load_attention(
         head_dim=config.head_dim,
         eps=config.eps,
         layer=index,
-        parallel=parallel,
     )
 
 

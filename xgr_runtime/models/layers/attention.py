@@ -9,8 +9,7 @@ import torch
 
 from xgr_runtime.hal.bound import BoundOps
 from xgr_runtime.models.base import ContextInputs, KVCaches, StepInputs
-from xgr_runtime.models.layers.linear import Linear
-from xgr_runtime.models.layers.parallel import ParallelContext
+from xgr_runtime.models.layers.linear import Linear, StreamLinear
 
 CosSin = tuple[torch.Tensor, torch.Tensor]
 
@@ -20,7 +19,7 @@ class SelfAttention:
     """One layer's attention. num_heads and num_kv_heads count this rank's heads; norms are None without qk-norm."""
 
     qkv: Linear
-    out: Linear
+    out: StreamLinear
     q_norm_D: torch.Tensor | None
     k_norm_D: torch.Tensor | None
     num_heads: int
@@ -28,7 +27,6 @@ class SelfAttention:
     head_dim: int
     eps: float
     layer: int
-    parallel: ParallelContext
 
     def context(
         self,
@@ -41,19 +39,19 @@ class SelfAttention:
     ) -> torch.Tensor:
         """Write every token's keys and values and attend from every token, or with last_only from each history's last.
 
-        Returns [T, M], or [H, M] with last_only.
+        Returns the heads side by side for `out`, [T, Q * D], or [H, Q * D] with last_only.
         """
         k_pages, v_pages = kv.shared.k_pages(self.layer), kv.shared.v_pages(self.layer)
         norms = (self.q_norm_D, self.k_norm_D, self.eps)
         q_TQD: torch.Tensor = ops.rope_write_shared_kv(
-            self._project_in(x_TM), *norms, *cos_sin, k_pages, v_pages, inputs.slot_T
+            self._project_in(ops, x_TM), *norms, *cos_sin, k_pages, v_pages, inputs.slot_T
         )
         q_start_H1, max_q, q_starts = inputs.q_start_H1, inputs.max_q, inputs.q_starts
         if last_only:
             q_TQD, max_q = q_TQD.index_select(0, inputs.last_row_H), 1
             q_starts = tuple(range(q_TQD.shape[0] + 1))
             q_start_H1 = torch.arange(len(q_starts), dtype=torch.int32, device=q_TQD.device)
-        out_TQD = ops.prefill_attention(
+        out_TQD: torch.Tensor = ops.prefill_attention(
             q_TQD,
             k_pages,
             v_pages,
@@ -66,16 +64,16 @@ class SelfAttention:
             q_starts,
             inputs.kv_lens,
         )
-        return self._project_out(out_TQD)
+        return out_TQD.flatten(1)
 
     def step(
         self, ops: BoundOps, x_NM: torch.Tensor, cos_sin: CosSin, inputs: StepInputs, kv: KVCaches
     ) -> torch.Tensor:
-        """Attend from one new token per beam row to its history and its own tokens; [N, M]."""
+        """Attend from one new token per beam row to its history and its own tokens; [N, Q * D] for `out`."""
         k_rows, v_rows = kv.unshared.k_rows(self.layer), kv.unshared.v_rows(self.layer)
         norms = (self.q_norm_D, self.k_norm_D, self.eps)
         q_NQD = ops.rope_write_unshared_kv(
-            self._project_in(x_NM),
+            self._project_in(ops, x_NM),
             *norms,
             *cos_sin,
             k_rows,
@@ -83,7 +81,7 @@ class SelfAttention:
             inputs.slot_N,
             inputs.round - 1,
         )
-        out_NQD = ops.beam_attention(
+        out_NQD: torch.Tensor = ops.beam_attention(
             q_NQD,
             kv.shared.k_pages(self.layer),
             kv.shared.v_pages(self.layer),
@@ -99,15 +97,12 @@ class SelfAttention:
             inputs.max_kv,
             inputs.kv_lens,
         )
-        return self._project_out(out_NQD)
+        return out_NQD.flatten(1)
 
     @property
     def _scale(self) -> float:
         return float(self.head_dim**-0.5)
 
-    def _project_in(self, x_TM: torch.Tensor) -> torch.Tensor:
+    def _project_in(self, ops: BoundOps, x_TM: torch.Tensor) -> torch.Tensor:
         num_heads = self.num_heads + 2 * self.num_kv_heads
-        return self.qkv(x_TM).view(-1, num_heads, self.head_dim)
-
-    def _project_out(self, out_TQD: torch.Tensor) -> torch.Tensor:
-        return self.parallel.all_reduce(self.out(out_TQD.flatten(1)))
+        return self.qkv(ops, x_TM).view(-1, num_heads, self.head_dim)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from xgr_runtime.hal.bound import BoundOps
 from xgr_runtime.models.layers.parallel import ParallelContext
 from xgr_runtime.models.weights import WeightReader
 
@@ -20,8 +21,35 @@ class Linear:
     weight_OI: torch.Tensor
     bias_O: torch.Tensor | None = None
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.linear(x, self.weight_OI, self.bias_O)
+    def __call__(self, ops: BoundOps, x_NI: torch.Tensor) -> torch.Tensor:
+        if self.bias_O is not None:
+            return torch.nn.functional.linear(x_NI, self.weight_OI, self.bias_O)
+        out_NO: torch.Tensor = ops.linear(x_NI, self.weight_OI)
+        return out_NO
+
+
+@dataclass(frozen=True)
+class StreamLinear:
+    """A product that is summed over ranks and added to the residual stream; comes back normalised for what reads it next."""
+
+    linear: Linear
+    parallel: ParallelContext
+
+    def __call__(
+        self,
+        ops: BoundOps,
+        x_NI: torch.Tensor,
+        residual_NM: torch.Tensor,
+        norm_weight_M: torch.Tensor,
+        eps: float,
+    ) -> torch.Tensor:
+        """rms_norm of the new residual stream, [N, M]; residual_NM is MUTATED."""
+        norm = (residual_NM, norm_weight_M, eps)
+        if self.linear.bias_O is None and self.parallel.size == 1:
+            x_NM: torch.Tensor = ops.linear_add_rms_norm(x_NI, self.linear.weight_OI, *norm)
+        else:
+            x_NM = ops.add_rms_norm(self.parallel.all_reduce(self.linear(ops, x_NI)), *norm)
+        return x_NM
 
 
 def load_split_by_output(
