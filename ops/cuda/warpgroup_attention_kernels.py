@@ -114,16 +114,16 @@ def _item(
         split = rest // (tiles * G)
         g = rest // tiles % G
         tile = rest % tiles
-    first_r = tile * (2 * ROWS)
+    # The last round need not be full; there the numbers above mean nothing, and a row below 0 would pass for one of 0.
+    first_r = gl.where(item < num_items, tile, 0) * (2 * ROWS)
+    rows = gl.where(item < num_items, rows, 0)
     end = length
     least = length
     if IS_CAUSAL:
         before = length - rows
         end = gl.minimum(length, before + (first_r + 2 * ROWS - 1) // X + 1)
         least = gl.maximum(before + first_r // X + 1, 0)
-    if item >= num_items:  # the last round need not be full
-        end = 0
-        rows = 0
+    end = gl.where(item < num_items, end, 0)
     num_tiles = (end + KEYS - 1) // KEYS
     part = (num_tiles + num_splits - 1) // num_splits
     begin_tile = gl.minimum(split * part, num_tiles)

@@ -1,0 +1,79 @@
+"""Attention on NVIDIA's Hopper GPUs (H100, H200) with the kernel for their warpgroups, before that of tiles.
+
+It takes what models and caches for this GPU usually have: 16-bit numbers, heads of 64 or 128, whole tiles of 128 keys in a page.
+Everything else, and the shared stage on its own, is left to `xgr_ops.cuda.attention`.
+"""
+
+from typing import TYPE_CHECKING
+
+from triton.runtime.interpreter import InterpretedFunction
+
+from xgr_runtime.hal.ops.attention import prefill_attention
+from xgr_runtime.hal.registry import OpSpec, impl
+
+from ..triton.history_attention_kernels import history_attention_kernel
+from .rules import RULES
+from .warpgroup_attention import WarpgroupTiles, launch_warpgroup_attention
+
+if TYPE_CHECKING:
+    import torch
+
+CAPABILITY = "sm_90"  # its instructions exist on no other generation
+NUM_CORES = 132  # of an H100 or H200
+TILES = WarpgroupTiles(keys=128, stages=2, num_cores=NUM_CORES, min_split_keys=256)
+HEAD_DIMS = (64, 128)
+MOST_GROUP = 64  # query heads of a KV head: the rows of one matrix instruction
+
+
+def _accepts(spec: OpSpec) -> str | None:
+    if spec.capability not in ("", CAPABILITY):
+        return f"needs a GPU of capability {CAPABILITY}, got {spec.capability}"
+    if isinstance(history_attention_kernel, InterpretedFunction):
+        return "warps that work apart cannot be interpreted (TRITON_INTERPRET unset)"
+    if str(spec.dtype) not in ("torch.float16", "torch.bfloat16"):
+        return f"takes torch.float16 and torch.bfloat16, got {spec.dtype}"
+    head_dim = spec.dims.get("D", HEAD_DIMS[0])
+    if head_dim not in HEAD_DIMS:
+        return f"D must be {' or '.join(map(str, HEAD_DIMS))}, got {head_dim}"
+    page_size = spec.dims.get("page_size", TILES.keys)
+    if page_size % TILES.keys:
+        return f"page_size must be a multiple of {TILES.keys}, got {page_size}"
+    num_heads, num_kv_heads = spec.dims.get("Q", 1), spec.dims.get("G", 1)
+    group = num_heads // num_kv_heads
+    if num_heads % num_kv_heads or group & (group - 1) or group > MOST_GROUP:
+        return (
+            f"Q // G must be a power of two up to {MOST_GROUP}, got {num_heads} and {num_kv_heads}"
+        )
+    return None
+
+
+@impl(prefill_attention, provider="gluon", device="cuda", accepts=_accepts)
+def prefill_attention_by_warpgroups(
+    q_TQD: "torch.Tensor",
+    k_pages: "torch.Tensor",
+    v_pages: "torch.Tensor",
+    page_table_HP: "torch.Tensor",
+    q_start_H1: "torch.Tensor",
+    kv_len_H: "torch.Tensor",
+    scale: float,
+    max_q: int,
+    max_kv: int,
+    q_starts: tuple[int, ...],
+    kv_lens: tuple[int, ...],
+) -> "torch.Tensor":
+    """Keys behind a tile's last row are not read; the host's numbers are not either."""
+    return launch_warpgroup_attention(
+        q_TQD,
+        k_pages,
+        v_pages,
+        page_table_HP,
+        q_start_H1,
+        kv_len_H,
+        None,
+        scale,
+        max_q,
+        max_kv,
+        True,
+        TILES,
+        RULES,
+    )
