@@ -14,7 +14,7 @@ import numpy as np
 from tests.helpers.catalogs import random_catalog, scattered_tokens
 from tests.helpers.engines import make_config, make_engine, write_catalog
 from tests.helpers.oracle import Catalog
-from xgr_runtime.config import CacheConfig, SchedulerConfig
+from xgr_runtime.config import BucketsConfig, CacheConfig, SchedulerConfig
 from xgr_runtime.types import RecRequest, Search
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def start_engine(folder: Path, versions: Versions, num_slots: int = 2) -> Engine
             max_batch_histories=4, max_batch_rows=2048, max_batch_tokens=512, max_wait_ms=0.0
         ),
         cache=CacheConfig(catalog_slots=num_slots),
+        buckets=BucketsConfig(at_start=False, rows=(600, 1200)),  # exhaustive searches are 600 wide
     )
     return make_engine(config)
 
