@@ -154,6 +154,7 @@ class PackedBatch:
             kv_len_H=self.kv_len,
             page_table_HP=self.page_table,
             last_row_H=torch.tensor([*last, 0]),
+            last_start_H1=torch.arange(len(last) + 2, dtype=torch.int32),
             max_q=max(len(h) - c for h, c in zip(self.histories, cached, strict=True)) + 1,
             max_kv=self.max_kv,
             q_starts=(*starts, starts[-1]),

@@ -39,6 +39,7 @@ class ContextInputs:
     positions_T: int64 [T]. slot_T: int64 [T], page * page_size + offset, padding in page 0. q_start_H1: int32 [H + 1].
     kv_len_H: int32 [H], cached prefix and new tokens; 0 for a padding history. page_table_HP: int32 [H, P].
     last_row_H: int64 [H], row in T of each history's last token (any valid row for padding).
+    last_start_H1: int32 [H + 1], 0 .. H, where each history starts once only the rows of last_row_H are left.
     max_q, max_kv: static upper bounds of new tokens and of kv_len per history. q_starts [H + 1], kv_lens [H]: q_start_H1 and
     kv_len_H as the host knows them, for kernels that take lengths from the host.
     """
@@ -50,6 +51,7 @@ class ContextInputs:
     kv_len_H: torch.Tensor
     page_table_HP: torch.Tensor
     last_row_H: torch.Tensor
+    last_start_H1: torch.Tensor
     max_q: int
     max_kv: int
     q_starts: tuple[int, ...]

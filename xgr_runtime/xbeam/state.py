@@ -7,8 +7,9 @@ ended; each batch in flight has an *entry* of them.
 Shape table (N = row capacity, L levels, S = search capacity):
   block     int32 [3 L N + S + 1 + 4]   scores | nodes | parents of every level, then status_S1, then two int64 counters
   codes     int32 [L, N]                code chosen at each level (device only)
-  root      one parent row per search: node 0, score 0
-  slots     int32 [2, N]                unshared KV slot of each row, before and after a reorder
+  root      int32 [4 S]                 scores | nodes | parents | codes of one parent row per search, all 0: behind the block in
+                                        the same memory, so that one fill clears status, counters and these
+  slots     int32 [2, N]                unshared KV slot of each row, before and after a reorder; round 0's are inputs
 The row ranges (`start_S1`) and the search of each row are inputs of the batch, not state.
 """
 
@@ -62,15 +63,18 @@ class BeamState:
         rows = 3 * num_levels * row_capacity
         size = rows + search_capacity + 1
         self._counters_at = size + size % 2
-        self._block = _allocate((self._counters_at + 4,), torch.int32, device)
+        block_size, root_size = self._counters_at + 4, 4 * search_capacity
+        memory = _allocate((block_size + root_size,), torch.int32, device)
+        self._block, root = memory[:block_size], memory[block_size:]
+        self._cleared = memory[rows:]
         self._device = device
         self._kept: list[list[_Kept]] = [[] for _ in range(num_batches)]
         for entry in range(num_batches):
             self.reserve(entry, 1)
         self._views = self._split(self._block)
         self.codes_LN = _allocate((num_levels, row_capacity), torch.int32, device)
-        self.root_scores_S = _allocate((search_capacity,), torch.float32, device)
-        self.root_ints_S = _allocate((3, search_capacity), torch.int32, device)
+        self.root_scores_S = root[:search_capacity].view(torch.float32)
+        self.root_ints_S = root[search_capacity:].view(3, search_capacity)
         self.slots_2N = _allocate((2, row_capacity), torch.int32, device)
 
     @property
@@ -93,10 +97,7 @@ class BeamState:
 
     def reset(self) -> None:
         """Make the root rows and the counters ready; part of the first segment."""
-        self.root_scores_S.zero_()
-        self.root_ints_S.zero_()
-        self.status_S1.zero_()
-        self.counters.zero_()
+        self._cleared.zero_()
 
     def clear(self) -> None:
         """Leave rows that any catalogue has, node 0 and code 0: those of a batch before may be beyond this one's."""

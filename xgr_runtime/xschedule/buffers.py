@@ -9,8 +9,9 @@ The groups of a batch use the same part of the block one after the other: each o
 before its rounds. In an entry the last group comes first and group 0 last, next to the histories: so what a batch uses is
 contiguous however many groups it has, and group 0 and the histories are one copy on the device as well.
 
-The whole block is copied whatever the batch fills of it: with 8,192 tokens and rows it is 0.4 MB, which takes 8 us on the
-way to the device, beside the batch before, and less than 1 us on it.
+The whole block is copied whatever the batch fills of it: with 8,192 tokens and rows it is 0.6 MB, which takes about 12 us on
+the way to the device, beside the batch before, and less than 1 us on it. What the host can tell of a row lies there ready to
+read, rather than be worked out by kernels of a few microseconds in every round.
 
 Padding: tokens go to the null page, histories have length 0, rows belong to search number S (one past the last),
 which is the bucket's number of searches.
@@ -62,15 +63,19 @@ class SharedInputs:
 
 @dataclass(frozen=True)
 class GroupInputs:
-    """Views of a group's part. Level 0 of `starts` and `search_of_row` is the root, then each round."""
+    """Views of a group's part. Level 0 of `starts` and `search_of_row` is the root, then each round.
+
+    first_slot_N: unshared slot of each row of round 0. positions: per round, where the token of each of its rows stands.
+    """
 
     history_of_S: torch.Tensor
-    history_len_S1: torch.Tensor
     rule_row_S: torch.Tensor
     slot_start_S1: torch.Tensor
     starts: tuple[torch.Tensor, ...]
     search_of_row: tuple[torch.Tensor, ...]
     history_row_starts: tuple[torch.Tensor, ...]
+    first_slot_N: torch.Tensor
+    positions: tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -137,12 +142,13 @@ def _group_layout(c: Capacities) -> _Layout:
     return _Layout(
         {
             "history_of": ((c.num_searches,), torch.int64),
-            "history_len": ((c.num_searches + 1,), torch.int64),
             "rule_row": ((c.num_searches,), torch.int32),
             "slot_start": ((c.num_searches + 1,), torch.int32),
             "starts": ((levels + 1, c.num_searches + 1), torch.int32),
             "search_of_row": ((levels + 1, c.num_rows), torch.int32),
             "history_row_starts": ((levels, c.num_histories + 1), torch.int32),
+            "first_slot": ((c.num_rows,), torch.int32),
+            "row_positions": ((levels, c.num_rows), torch.int64),
         }
     )
 
@@ -173,6 +179,7 @@ class InputBuffers:
     def __init__(self, capacities: Capacities, device: Device) -> None:
         self._device = device
         self._group, self._history = _group_layout(capacities), _history_layout(capacities)
+        self._dummy_slot = capacities.num_rows  # behind all slots that rows may have
         num_bytes = self._group.num_bytes + self._history.num_bytes
         self._block = allocate(
             (num_bytes,), torch.uint8, device.torch_device, what=_WHAT, lower=_OPTIONS
@@ -213,7 +220,6 @@ class InputBuffers:
         rows = (s, *bucket.rows)
         return GroupInputs(
             history_of_S=d["history_of"][:s],
-            history_len_S1=d["history_len"][: s + 1],
             rule_row_S=d["rule_row"][:s],
             slot_start_S1=d["slot_start"][: s + 1],
             starts=tuple(row[: s + 1] for row in d["starts"][: len(rows)]),
@@ -221,6 +227,8 @@ class InputBuffers:
             history_row_starts=tuple(
                 row[: h + 1] for row in d["history_row_starts"][: len(bucket.rows)]
             ),
+            first_slot_N=d["first_slot"][: bucket.rows[0]],
+            positions=tuple(d["row_positions"][i, :n] for i, n in enumerate(bucket.rows)),
         )
 
     def fill(
@@ -237,7 +245,9 @@ class InputBuffers:
         own = self._entries[entry]
         _fill_histories(own.histories, histories, prefill)
         for number, (group, bucket, rule_rows) in enumerate(groups):
-            _fill_group(own.groups[number], group, histories, bucket, prefill.shared, rule_rows)
+            to = own.groups[number]
+            _fill_group(to, group, histories, bucket, prefill.shared, rule_rows)
+            _fill_rows(to, group, histories, bucket, self._dummy_slot)
         start = own.group_start(len(groups) - 1)
         self._device.copy(own.landed[start:], own.pinned[start:])
 
@@ -281,7 +291,6 @@ def _fill_group(
 ) -> None:
     s = bucket.num_searches
     _put(to["history_of"], group.history_of_S, s, 0)
-    _put(to["history_len"], histories.kv_lens_H[group.history_of_S], s + 1, 0)
     _put(to["rule_row"], np.asarray(rule_rows, dtype=np.int32), s, 0)
     slot_starts = group.slot_starts()
     _put(to["slot_start"], slot_starts, s + 1, int(slot_starts[-1]))
@@ -295,3 +304,22 @@ def _fill_group(
         of_history = np.bincount(group.history_of_S, widths, histories.num_histories)
         ends = np.concatenate([[0], np.cumsum(of_history)]).astype(np.int32)
         _put(to["history_row_starts"][level], ends, shared.num_histories + 1, int(ends[-1]))
+
+
+def _fill_rows(
+    to: Arrays,
+    group: SearchGroup,
+    histories: PackedHistories,
+    bucket: RoundsBucket,
+    dummy_slot: int,
+) -> None:
+    """What the rows of each round are given beside their search: their token's position, in round 0 their slot."""
+    history_lens = histories.kv_lens_H[group.history_of_S].astype(np.int64)
+    for level, widths in enumerate(group.widths_SL.T):
+        positions = np.repeat(history_lens + level, widths)
+        _put(to["row_positions"][level], positions, bucket.rows[level], 0)
+    # row i of a search starts in slot i of the search's range
+    starts, widths = group.row_starts(0), group.widths_SL[:, 0]
+    first_slots = np.repeat(group.slot_starts()[:-1] - starts[:-1], widths)
+    first_slots += np.arange(len(first_slots), dtype=np.int32)
+    _put(to["first_slot"], first_slots, bucket.rows[0], dummy_slot)

@@ -96,6 +96,9 @@ class ModelRunner:
             what="hidden states",
             lower="scheduler.max_batch_histories",
         )
+        self._counting_H1 = torch.arange(
+            capacities.num_histories + 1, dtype=torch.int32, device=place
+        )
         self._bound: dict[tuple[tuple[str, int], ...], BoundOps] = {}
         self.providers: dict[str, set[str]] = {}
         self._unloaded: set[str] = set()
@@ -227,6 +230,7 @@ class ModelRunner:
                 kv_len_H=shared.kv_lens_H,
                 page_table_HP=shared.page_table_HP,
                 last_row_H=inputs.last_row_H,
+                last_start_H1=self._counting_H1[: bucket.shared.num_histories + 1],
                 max_q=bucket.max_q,
                 max_kv=bucket.max_kv,
                 q_starts=lengths.q_starts,
@@ -248,8 +252,6 @@ class ModelRunner:
             hidden_NM = self._hidden_HM[inputs.history_of_S]
         else:
             parents = self._rows(rounds, level - 1)
-            if level == 1:
-                self._first_slots(rounds)
             hidden_NM = self._step(rounds, parents, level)
         run_round(
             ops,
@@ -267,11 +269,11 @@ class ModelRunner:
         )
         marks.after_select(level)
         if 1 <= level < len(bucket.rows) - 1:
-            before, after = self.state.slots_2N[(level + 1) % 2], self.state.slots_2N[level % 2]
+            after = self.state.slots_2N[level % 2]
             ops.reorder_unshared_kv(
                 self.kv.unshared.all_rows,
                 children.parents_N,
-                before[: bucket.rows[level - 1]],
+                self._slots(rounds, level),
                 children.search_of_row_N,
                 inputs.slot_start_S1,
                 level,
@@ -281,14 +283,13 @@ class ModelRunner:
 
     def _step(self, rounds: _Rounds, parents: BeamRows, level: int) -> torch.Tensor:
         bucket, inputs = rounds.bucket, rounds.group
-        num_rows = bucket.rows[level - 1]
         step = StepInputs(
-            token_ids_N=rounds.target.slot.token_of[level - 1][parents.codes_N.long()],
-            positions_N=inputs.history_len_S1[parents.search_of_row_N.long()] + (level - 1),
+            token_ids_N=rounds.target.slot.token_of[level - 1].index_select(0, parents.codes_N),
+            positions_N=inputs.positions[level - 1],
             page_table_HP=rounds.shared.page_table_HP,
             kv_len_H=rounds.shared.kv_lens_H,
             row_start_H1=inputs.history_row_starts[level - 1],
-            slot_N=self.state.slots_2N[(level + 1) % 2][:num_rows],
+            slot_N=self._slots(rounds, level),
             max_rows=bucket.max_rows[level - 1],
             max_kv=rounds.shared_bucket.max_kv,
             kv_lens=rounds.kv_lens,
@@ -301,15 +302,11 @@ class ModelRunner:
         starts, search_of_row = inputs.starts[level + 1], inputs.search_of_row[level + 1]
         return self.state.rows(level, num_rows, starts, search_of_row)
 
-    def _first_slots(self, rounds: _Rounds) -> None:
-        """Row i of a search starts in slot i of its range; padding rows use the dummy slot behind all ranges."""
-        bucket, inputs = rounds.bucket, rounds.group
-        search_N = inputs.search_of_row[1].long()
-        row_N = torch.arange(search_N.shape[0], device=search_N.device, dtype=torch.int32)
-        slot_N = inputs.slot_start_S1[search_N] + row_N - inputs.starts[1][search_N]
-        is_padding_N = search_N == bucket.num_searches
-        slot_N = slot_N.masked_fill(is_padding_N, self.kv.unshared.dummy_slot)
-        self.state.slots_2N[0, : bucket.rows[0]].copy_(slot_N)
+    def _slots(self, rounds: _Rounds, level: int) -> torch.Tensor:
+        """The unshared slots of the parent rows of round `level`: those of round 0 are inputs, a reorder writes the others."""
+        if level == 1:
+            return rounds.group.first_slot_N
+        return self.state.slots_2N[(level + 1) % 2][: rounds.bucket.rows[level - 1]]
 
 
 def _rounds_dims(bucket: RoundsBucket, part: range, shared: SharedBucket | None) -> dict[str, int]:

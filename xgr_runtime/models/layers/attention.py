@@ -50,7 +50,7 @@ class SelfAttention:
         if last_only:
             q_TQD, max_q = q_TQD.index_select(0, inputs.last_row_H), 1
             q_starts = tuple(range(q_TQD.shape[0] + 1))
-            q_start_H1 = torch.arange(len(q_starts), dtype=torch.int32, device=q_TQD.device)
+            q_start_H1 = inputs.last_start_H1
         out_TQD: torch.Tensor = ops.prefill_attention(
             q_TQD,
             k_pages,
