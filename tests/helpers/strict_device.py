@@ -57,9 +57,10 @@ class RuleBroken(AssertionError):
 
 
 class _Current(threading.local):
-    """The segment that is open on this thread."""
+    """The segment that is open on this thread, and its lane."""
 
     segment: _OpenSegment | None = None
+    lane: Lane = "compute"
 
 
 _CURRENT = _Current()
@@ -238,12 +239,16 @@ def _refuse_inside(what: str) -> None:
 class StrictEvent:
     """Done at once; asking inside a segment is the mistake."""
 
+    def __init__(self, device: StrictDevice) -> None:
+        self._device = device
+
     def is_done(self) -> bool:
         _refuse_inside("asks an event, which synchronises")
         return True
 
     def wait(self) -> None:
         _refuse_inside("waits for an event, which synchronises")
+        self._device.num_waits += 1
 
 
 class StrictTimer(CpuTimer):
@@ -272,7 +277,10 @@ class StrictGraph:
 
 
 class StrictDevice:
-    """See the head of the file. `graphs` and `segment_names` tell a test what ran under the rules."""
+    """See the head of the file. `graphs` and `segment_names` tell a test what ran under the rules.
+
+    copies: lane, whence and whereto of each. num_waits: how often the host waited.
+    """
 
     kind = "strict"
     name = "strict test device"
@@ -292,6 +300,8 @@ class StrictDevice:
         )
         self.graphs: list[StrictGraph] = []
         self.segment_names: list[str] = []
+        self.copies: list[tuple[Lane, str]] = []
+        self.num_waits = 0
         self._host_tensors: list[torch.Tensor] = []
         self._host_storages: set[int] = set()
 
@@ -305,13 +315,22 @@ class StrictDevice:
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         if _CURRENT.segment is not None and not _CURRENT.segment.may_copy:
             raise _CURRENT.segment.refuse("copies between host and device")
+        self.copies.append((_CURRENT.lane, f"{self._place(source)} to {self._place(target)}"))
         target.copy_(source)
 
-    def on(self, lane: Lane) -> AbstractContextManager[None]:
-        return nullcontext()
+    def _place(self, tensor: torch.Tensor) -> str:
+        return "host" if tensor.untyped_storage()._cdata in self._host_storages else "device"
+
+    @contextmanager
+    def on(self, lane: Lane) -> Iterator[None]:
+        before, _CURRENT.lane = _CURRENT.lane, lane
+        try:
+            yield
+        finally:
+            _CURRENT.lane = before
 
     def record_event(self) -> StrictEvent:
-        return StrictEvent()
+        return StrictEvent(self)
 
     def follow(self, event: Event) -> None:
         pass
@@ -327,7 +346,7 @@ class StrictDevice:
         _PATCHES.open()
         _CURRENT.segment = segment
         try:
-            with segment:
+            with segment, self.on(lane):
                 yield
         finally:
             _CURRENT.segment = None
@@ -363,3 +382,20 @@ class StrictDevice:
 
     def synchronize(self) -> None:
         _refuse_inside("synchronises the device")
+        self.num_waits += 1
+
+
+class OpsOutsideGraphs(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the names of this thread's ops that no captured graph repeats; views, which do nothing, are left out."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        segment = _CURRENT.segment
+        if not func.is_view and (segment is None or segment.recorder is None):
+            self.names.add(func.name().split(".")[0])
+        return func(*args, **(kwargs or {}))

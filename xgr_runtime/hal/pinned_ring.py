@@ -62,8 +62,9 @@ class PinnedRing:
         if not self._under_way:
             self._tail = next_start
             return
-        end, event = self._under_way.popleft()
+        end, event = self._under_way[0]
         event.wait()
+        self._under_way.popleft()
         self._tail = end
 
 
