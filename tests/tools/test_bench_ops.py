@@ -1,0 +1,115 @@
+"""The op benchmark: its counts by hand, a call for every op, a wrong provider without a figure, a tiny run of everything."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+from tools import bench_ops
+from tools._bench import op_attention, op_search
+from tools._bench.op_findings import findings
+from tools._bench.op_timing import num_sets
+from tools._bench.op_work import Place
+from tools._bench.sid_catalog import draw_items
+from xgr_runtime.hal.ops.norm import rms_norm
+from xgr_runtime.hal.registry import all_ops, impl
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CPU = torch.device("cpu")
+TINY = ["--device", "cpu", "--tiny", "--dtype", "float32", "--runs", "2", "--commit", "abc"]
+
+
+def test_what_a_call_has_to_do_at_least() -> None:
+    works = {work.name: work for work in op_attention.works(Place(CPU, torch.bfloat16))}
+    beam = works["beam_attention 8 x 512 x 1024"]
+    assert beam.flops == 4 * 4096 * 16 * 128 * (1024 + 2)
+    queries, history, own = 2 * 4096 * 2048, 2 * 8 * 1024 * 1024, 2 * 4096 * 2 * 1024
+    assert beam.num_bytes == 2 * (queries + history + own)
+    assert beam.is_compute_bound
+    assert beam.floor_ms == pytest.approx(beam.flops / 779e9)
+    prefill = works["prefill_attention 1 x 1024, 896 cached"]
+    assert prefill.flops == 4 * 2048 * (1024**2 - 896**2) / 2
+    merge = works["merge_attention_states 8 x 512"]
+    assert not merge.is_compute_bound
+    assert merge.floor_ms == pytest.approx(merge.num_bytes / 4.24e9)
+
+
+def test_inputs_that_take_turns_exceed_the_cache() -> None:
+    assert num_sets(64e6, is_tiny=False) == 3
+    assert num_sets(1e9, is_tiny=False) == 1
+    assert num_sets(10.0, is_tiny=False) == 24
+
+
+def test_levels_are_those_of_the_items() -> None:
+    items = draw_items(200, 16, seed=2)
+    catalogue = op_search.Catalogue(Place(CPU, torch.float32), items)
+    prefixes = sorted({tuple(sid) for sid in items.sids.tolist()})
+    pairs = sorted({prefix[:2] for prefix in prefixes})
+    last = catalogue.levels[2]
+    assert last.offsets is not None
+    assert last.codes is not None
+    found = [
+        (*pairs[node], int(code))
+        for node in range(len(pairs))
+        for code in last.codes[last.offsets[node] : last.offsets[node + 1]]
+    ]
+    assert found == prefixes
+    nodes = catalogue.parents(2, 5, seed=1)
+    assert len(np.unique(nodes)) == 5
+    assert catalogue.num_children(2, nodes) == sum(pairs.index(p[:2]) in nodes for p in prefixes)
+    first = catalogue.levels[0]
+    assert first.child_node is not None
+    assert torch.nonzero(first.child_node >= 0).flatten().tolist() == sorted({p[0] for p in pairs})
+
+
+def test_a_tiny_run_measures_every_op(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = tmp_path / "ops.json"
+    assert bench_ops.main([*TINY, "--json", "--out", str(out)]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert json.loads(out.read_text()) == report
+    assert report["failures"] == []
+    assert {row["op"] for row in report["rows"] if row["is_bound"]} == set(all_ops())
+    for row in report["rows"]:
+        assert 0 < row["p20_ms"] <= row["median_ms"] <= row["p80_ms"]
+        assert 0 <= row["error_of_tolerance"] <= 1
+        assert row["share_of_floor"] == pytest.approx(row["floor_ms"] / row["median_ms"], abs=1e-3)
+    (reorder,) = report["findings"]["reorder_or_ancestors"]
+    assert {"reorder_ms", "gather_ms", "ancestors_ms"} <= set(reorder)
+    missing = [peer["row"] for peer in report["peers_not_run"]]
+    assert all("cuDNN" in name or "FlashInfer" in name for name in missing)
+
+
+def test_a_wrong_provider_has_no_figure(tmp_path: Path) -> None:
+    @impl(rms_norm, provider="wrong", device="cpu")
+    def wrong(x_NM: torch.Tensor, weight_M: torch.Tensor, eps: float) -> torch.Tensor:
+        found = rms_norm.reference(x_NM, weight_M, eps)
+        found[-1, -1] += 0.1
+        return found
+
+    out = tmp_path / "ops.json"
+    try:
+        code = bench_ops.main([*TINY, "--op", "rms_norm", "--cases", "--out", str(out)])
+    finally:
+        rms_norm.impls[:] = [i for i in rms_norm.impls if i.provider != "wrong"]
+    report = json.loads(out.read_text())
+    assert code == 1
+    assert {row["provider"] for row in report["rows"]} == {"torch"}
+    assert {entry["provider"] for entry in report["parity"] if entry["failed"]} == {"wrong"}
+    assert any("tiny, 5 rows wrong" in failure["row"] for failure in report["failures"])
+
+
+def test_what_a_run_says_of_stages() -> None:
+    def row(provider: str, median_ms: float, *, is_bound: bool) -> dict[str, object]:
+        names = {"op": "beam_attention", "label": "x", "provider": provider}
+        return {**names, "median_ms": median_ms, "is_bound": is_bound}
+
+    rows = [row("triton", 1.0, is_bound=True), row("parts", 2.5, is_bound=False)]
+    assert findings(rows)["staged_or_fused"] == [
+        {"op": "beam_attention", "label": "x", "fused_ms": 1.0, "parts_ms": 2.5}
+    ]

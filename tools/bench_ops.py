@@ -1,0 +1,249 @@
+"""Every op by every provider of a device, at the sizes of the measured models: time, rates, share of what is possible.
+
+Parity first: the conformance cases of each provider, then each call that is timed against the torch reference in float32. What
+is wrong has no figure: it is listed among the failures, and the exit code is 1. Beside the providers stand torch's own kernels,
+and FlashInfer's where it is installed; one of them that cannot run is listed with its reason and is no failure.
+
+floor_ms is the longer of two times: the call's floating-point operations at the rate of a large bf16 product, its bytes, each
+read or written once, at that of a copy within the device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tools._bench import op_attention, op_cache, op_products, op_search  # noqa: E402
+from tools._bench.command import exit_code_of, number, whole  # noqa: E402
+from tools._bench.device_facts import commit_of, device_facts  # noqa: E402
+from tools._bench.floor import BF16_TFLOPS  # noqa: E402
+from tools._bench.op_check import bound_provider, check_cases, check_work, providers, spec_of  # noqa: E402
+from tools._bench.op_findings import findings  # noqa: E402
+from tools._bench.op_timing import num_sets, time_calls  # noqa: E402
+from tools._bench.op_work import COPY_TB_PER_S, RIDGE, OpWork, Place  # noqa: E402
+from tools._bench.plain_decoder import strict_float32  # noqa: E402
+from tools._bench.timing import add_output_arguments, progress, write_report  # noqa: E402
+from xgr_runtime.hal.discovery import DEVICE_CHOICES, open_device  # noqa: E402
+from xgr_runtime.hal.providers import load_providers  # noqa: E402
+from xgr_runtime.hal.registry import all_ops  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from xgr_runtime.hal.device import Device
+
+TINY_ITEMS = 3000
+RUNS = 25
+CHECKERS = (
+    8  # processes that check ops at the same time; the compiler of kernels is what takes their time
+)
+# Those whose checks take longest begin first.
+LONG = ("select_beams", "beam_attention", "prefill_attention", "shared_attention", "head_logsumexp")
+
+
+def all_works(place: Place, num_items: int, patterns: Sequence[str]) -> Iterator[OpWork]:
+    """Every measured call of the ops whose names match."""
+
+    def is_wanted(name: str) -> bool:
+        return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+
+    parts = [op_attention.works(place), op_cache.works(place), op_products.works(place)]
+    declared = all_ops()
+    searched = ("head_", "level_", "children_", "select_", "flag_")
+    if any(is_wanted(name) for name in declared if name.startswith(searched)):
+        parts.append(op_search.works(place, num_items))
+    for part in parts:
+        yield from (work for work in part if work.op in declared and is_wanted(work.op))
+
+
+def check(
+    device: Device, dtype: torch.dtype, works: Sequence[OpWork], *, with_cases: bool = True
+) -> dict[str, list[dict[str, Any]]]:
+    """Conformance cases of the works' ops, and the works themselves."""
+    ops, found = all_ops(), dict[str, list[dict[str, Any]]](parity=[], checks=[])
+    for name in dict.fromkeys(work.op for work in works) if with_cases else ():
+        found["parity"] += check_cases(ops[name], dtype, device)
+    with strict_float32():
+        for work in works:
+            found["checks"] += check_work(work, ops[work.op], dtype, device)
+    return found
+
+
+def check_elsewhere(args: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
+    """Each op in a process of its own, several at a time: one that crashes loses itself alone, and kernels are compiled."""
+
+    def ask(name: str) -> dict[str, Any]:
+        command = [sys.executable, __file__, "--check", "--json", "--op", name]
+        command += ["--device", args.device, "--dtype", args.dtype, "--items", str(args.items)]
+        try:
+            done = subprocess.run(
+                command, stdout=subprocess.PIPE, check=False, timeout=args.time_limit
+            )
+        except subprocess.TimeoutExpired:
+            return {"lost": [{"row": name, "reason": "its check took too long"}]}
+        if done.returncode:
+            reason = f"its check ended with {done.returncode}"
+            return {"lost": [{"row": name, "reason": reason}]}
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    merged: dict[str, Any] = {"parity": [], "checks": [], "lost": []}
+    with ThreadPoolExecutor(min(CHECKERS, max(1, (os.cpu_count() or 2) - 2))) as pool:
+        for found in pool.map(ask, sorted(names, key=lambda name: name not in LONG)):
+            for key, entries in found.items():
+                merged[key] += entries
+    return merged
+
+
+def measure(
+    device: Device, place: Place, work: OpWork, checks: Sequence[dict[str, Any]], runs: int
+) -> Iterator[dict[str, Any]]:
+    """A row for each provider and peer that passed its check."""
+    op, green = all_ops()[work.op], {c["provider"] for c in checks if "failure" not in c}
+    cases = [work.draw(seed) for seed in range(num_sets(work.num_bytes, is_tiny=place.is_tiny))]
+    spec = spec_of(device, place.dtype, cases[0])
+    found: list[tuple[str, bool, list[Callable[[], object]]]] = [
+        (name, False, [partial(fn, **c.args) for c in cases])
+        for name, fn in providers(op, spec)
+        if name in green
+    ]
+    peers = {name: peer for name, peer in work.peers.items() if name in green}
+    found += [(name, True, [peer(c.args) for c in cases]) for name, peer in peers.items()]
+    errors = {c["provider"]: c.get("error_of_tolerance") for c in checks}
+    for name, is_peer, calls in found:
+        timed = time_calls(device, calls, runs)
+        seconds = timed.timing.median_ms / 1e3
+        yield {
+            "op": work.op,
+            "label": work.label,
+            "provider": name,
+            "is_peer": is_peer,
+            "is_bound": not is_peer and name == bound_provider(op, spec),
+            "median_ms": timed.timing.median_ms,
+            "p20_ms": timed.timing.p20_ms,
+            "p80_ms": timed.timing.p80_ms,
+            "runs": timed.timing.runs,
+            "timed_by": timed.timed_by,
+            "sets": timed.sets,
+            "flops": work.flops,
+            "bytes": work.num_bytes,
+            "flops_per_byte": round(work.flops / work.num_bytes, 2),
+            "tflops": round(work.flops / seconds / 1e12, 2),
+            "gb_per_s": round(work.num_bytes / seconds / 1e9, 1),
+            "floor_ms": round(work.floor_ms, 6),
+            "bound_by": "compute" if work.is_compute_bound else "memory",
+            "share_of_floor": round(work.floor_ms / timed.timing.median_ms, 4),
+            "error_of_tolerance": errors.get(name),
+            "dims": dict(cases[0].dims),
+            "note": work.note,
+        }
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """The report, or with --check what `check` found."""
+    end_s = time.monotonic() + args.time_limit
+    device, dtype = open_device(args.device).device, getattr(torch, args.dtype)
+    load_providers(device.kind)
+    place = Place(device.torch_device, dtype, args.tiny)
+    num_items = min(args.items, TINY_ITEMS) if args.tiny else args.items
+    works = list(all_works(place, num_items, args.op))
+    if args.check:
+        return check(device, dtype, works)
+    commit = commit_of(ROOT, args.commit)
+    report: dict[str, Any] = {
+        "commit": commit,
+        "environment": device_facts(device, is_quick=args.tiny),
+        "floor": {"tflops": BF16_TFLOPS, "tb_per_s": COPY_TB_PER_S, "ridge": round(RIDGE, 1)},
+        "dtype": args.dtype,
+        "items": num_items,
+        "rows": [],
+    }
+    names = list(dict.fromkeys(work.op for work in works))
+    if args.tiny:
+        found: dict[str, Any] = check(device, dtype, works, with_cases=args.cases)
+    else:
+        found = check_elsewhere(args, names)
+    progress(f"checked {len(names)} ops, {end_s - time.monotonic():.0f} s are left")
+    wrong = [p for p in found["parity"] if p["failed"]]
+    bad = {(p["op"], p["provider"]) for p in wrong}
+    failures = [
+        *found.get("lost", []),
+        *({"row": f"{p['op']} {p['provider']}", "reason": p["failures"]} for p in wrong),
+    ]
+    report |= {"parity": found["parity"], "peers_not_run": []}
+    for entry in found["checks"]:
+        if "failure" in entry:
+            row = {"row": f"{entry['op']} {entry['label']} {entry['provider']}"}
+            target = report["peers_not_run"] if entry.get("peer") else failures
+            target.append({**row, "reason": entry["failure"]})
+    for work in works:
+        mine = [
+            c
+            for c in found["checks"]
+            if (c["op"], c["label"]) == (work.op, work.label)
+            and (c["op"], c["provider"]) not in bad
+        ]
+        if time.monotonic() > end_s:
+            failures.append({"row": work.name, "reason": "no time was left"})
+            continue
+        try:
+            for row in measure(device, place, work, mine, args.runs):
+                report["rows"].append(row)
+                progress(line_of(row))
+        except Exception as error:  # noqa: BLE001 - noted with its message, and the next one runs
+            failures.append({"row": work.name, "reason": f"{type(error).__name__}: {error}"[-600:]})
+    report["findings"] = findings(report["rows"])
+    report["failures"] = failures
+    return report
+
+
+def line_of(row: dict[str, Any]) -> str:
+    """A row for people."""
+    bound = "*" if row["is_bound"] else " "
+    return (
+        f"{row['op']:24} {row['label']:38} {bound}{row['provider']:30} {row['median_ms']:9.4f} ms "
+        f"({row['p20_ms']:.4f}-{row['p80_ms']:.4f}) {row['tflops']:7.1f} TFLOP/s "
+        f"{row['gb_per_s']:8.1f} GB/s {row['share_of_floor']:.0%} of the floor ({row['bound_by']})"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=DEVICE_CHOICES, default="cuda")
+    parser.add_argument("--op", action="append", default=[], help="a name or pattern, repeatable")
+    parser.add_argument("--runs", type=whole(1, 1000), default=RUNS)
+    parser.add_argument("--items", type=whole(1, 10**8), default=1_000_000)
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    parser.add_argument("--time-limit", type=number(1, 1e6), default=600.0, help="seconds")
+    parser.add_argument("--commit", default="", help="where there is no git: what is measured")
+    parser.add_argument("--check", action="store_true", help="only what precedes the timing")
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes: tries the tool")
+    parser.add_argument("--cases", action="store_true", help="with --tiny: conformance cases too")
+    add_output_arguments(parser)
+    args = parser.parse_args(arguments)
+    report = run(args)
+    write_report(report, args)
+    for failure in report.get("failures", []):
+        progress(f"FAILED {failure['row']}: {failure['reason']}")
+    return 1 if report.get("failures") else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(exit_code_of(main))
