@@ -31,6 +31,7 @@ from .own_tokens_kernels import attend_own
 LEAST: tl.constexpr = tl.constexpr(-3.0e38)
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)
+PARTS: tl.constexpr = tl.constexpr(8)  # of the keys, which are joined at a time
 
 
 @triton.jit
@@ -261,28 +262,42 @@ def combine_splits_kernel(
     TILE_PAIRS: tl.constexpr,
     D_PAD: tl.constexpr,
 ):
-    """One result of num_splits over disjoint keys; TILE_PAIRS (row, head) pairs an item, all tensors contiguous."""
+    """One result of num_splits over disjoint keys; TILE_PAIRS (row, head) pairs an item, all tensors contiguous.
+
+    The largest comes first, so that no part waits for the one before it: PARTS of them are on their way at a time.
+    """
     d_D = tl.arange(0, D_PAD)
     for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
-        first = tl.cast(item, tl.int64) * TILE_PAIRS
-        pair_P = first + tl.arange(0, TILE_PAIRS)
+        first_pair = tl.cast(item, tl.int64) * TILE_PAIRS
+        pair_P = first_pair + tl.arange(0, TILE_PAIRS)
         is_pair_P = pair_P < num_pairs
         is_used_PD = is_pair_P[:, None] & (d_D[None, :] < D)
         largest_P = tl.full((TILE_PAIRS,), LEAST, tl.float32)
+        for first in range(0, num_splits, PARTS):
+            split_S = first + tl.arange(0, PARTS)
+            lse_PS = tl.load(
+                part_lse_ptr + split_S.to(tl.int64)[None, :] * num_pairs + pair_P[:, None],
+                mask=is_pair_P[:, None] & (split_S < num_splits)[None, :],
+                other=float("-inf"),
+            )
+            largest_P = tl.maximum(largest_P, tl.max(lse_PS, axis=1))
         total_P = tl.zeros((TILE_PAIRS,), tl.float32)
         sum_PD = tl.zeros((TILE_PAIRS, D_PAD), tl.float32)
-        for split in range(0, num_splits):
-            place_P = tl.cast(split, tl.int64) * num_pairs + pair_P
-            lse_P = tl.load(part_lse_ptr + place_P, mask=is_pair_P, other=0.0)
-            part_PD = tl.load(
-                part_ptr + place_P[:, None] * D + d_D[None, :], mask=is_used_PD, other=0.0
-            )
-            new_largest_P = tl.maximum(largest_P, lse_P)
-            decay_P = tl.exp(largest_P - new_largest_P)
-            weight_P = tl.exp(lse_P - new_largest_P)
-            total_P = total_P * decay_P + weight_P
-            sum_PD = sum_PD * decay_P[:, None] + part_PD * weight_P[:, None]
-            largest_P = new_largest_P
+        for first in range(0, num_splits, PARTS):
+            for i in tl.static_range(PARTS):
+                is_part = first + i < num_splits
+                place_P = tl.cast(first + i, tl.int64) * num_pairs + pair_P
+                lse_P = tl.load(
+                    part_lse_ptr + place_P, mask=is_pair_P & is_part, other=float("-inf")
+                )
+                part_PD = tl.load(
+                    part_ptr + place_P[:, None] * D + d_D[None, :],
+                    mask=is_used_PD & is_part,
+                    other=0.0,
+                )
+                weight_P = tl.exp(lse_P - largest_P)
+                total_P += weight_P
+                sum_PD += part_PD * weight_P[:, None]
         out_PD = sum_PD / tl.where(total_P == 0.0, 1.0, total_P)[:, None]
         tl.store(
             out_ptr + pair_P[:, None] * D + d_D[None, :],
