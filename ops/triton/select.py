@@ -1,7 +1,7 @@
 """Launchers of the kernels that select beams: tile sizes from host numbers alone, a bounded workspace, five launches.
 
 Workspace: GROUPS keys of 4 bytes for each stretch of a row, at most one for 8 children of a short row or 128 of a long
-one; SEGMENTS lists of W + ROOM_BESIDES_WIDTH entries of 16 bytes a search. Nothing grows with rows x codes beyond that.
+one; SEGMENTS lists of W + ROOM_BESIDES_WIDTH entries of 12 bytes a search. Nothing grows with rows x codes beyond that.
 
 S searches, N packed parent rows, M packed child rows, C codes of the level.
 """
@@ -14,7 +14,7 @@ import torch
 from xgr_runtime.hal.ops.beam import BeamRows, LevelTrie
 
 from .launch import LaunchRules, next_power_of_two
-from .select_kernels import collect_kernel, group_bests_kernel, threshold_kernel
+from .select_kernels import LAST_PLACE, collect_kernel, group_bests_kernel, threshold_kernel
 from .select_rank_kernels import rank_kernel, stream_kernel
 
 SEGMENTS = 8
@@ -25,6 +25,8 @@ TILE_CANDIDATES = 1024
 PROGRAMS_WANTED = 512
 # Groups of a search for each of its W beams: more make the threshold tighter and take longer to search.
 GROUPS_FOR_A_BEAM = 4
+# Programs of a search that count its rows while others rank.
+COUNTERS = 8
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,17 @@ def selection_tiles(num_rows: int, num_children: int, fanout: int) -> SelectionT
     programs = -(-num_rows // rows)
     parts = max(1, min(stretches, PROGRAMS_WANTED // programs))
     wanted = GROUPS_FOR_A_BEAM * num_children // (num_rows * stretches)
-    least = columns // 8 if stretches == 1 else columns // 128
+    least = columns // 32 if stretches == 1 else columns // 128
     groups = min(columns, max(8, least, next_power_of_two(max(1, wanted))))
     return SelectionTiles(rows, columns, stretches, parts, groups)
+
+
+def rank_tiles(num_children: int, num_searches: int) -> dict[str, int]:
+    """Programs that rank a search's entries (about 1.2 a beam), entries of a program, entries it holds beside them."""
+    each = next_power_of_two(max(1, num_children // max(1, num_searches)))
+    tile = 8 if each <= 1024 else 32
+    programs = max(8, min(1024, 2 * each // tile))
+    return {"PROGRAMS": programs, "TILE": tile, "OTHERS": max(128, min(1024, 2 * each))}
 
 
 def level_arrays(trie: LevelTrie) -> dict[str, Any]:
@@ -106,7 +116,16 @@ def launch_select_beams(
     counters: torch.Tensor,
     rules: LaunchRules,
 ) -> None:
-    """See `xgr_runtime.hal.ops.beam.select_beams`; rules: of the device."""
+    """See `xgr_runtime.hal.ops.beam.select_beams`; rules: of the device.
+
+    Raises:
+        ValueError: more rows x codes than places of an entry.
+    """
+    if logits_NC.shape[0] * trie.num_codes > LAST_PLACE.value + 1:
+        raise ValueError(
+            f"rows x codes must be at most {LAST_PLACE.value + 1}, got "
+            f"{logits_NC.shape[0]} x {trie.num_codes}"
+        )
     num_rows, num_children = logits_NC.shape[0], children.scores_N.shape[0]
     num_searches, device = rule_row_S.shape[0], logits_NC.device
     tiles = selection_tiles(num_rows, num_children, most_children(trie))
@@ -119,8 +138,8 @@ def launch_select_beams(
     counts = torch.empty((2, num_searches * SEGMENTS), dtype=torch.int32, device=device)
     count, final_count = counts[0], counts[1]
     entries = torch.empty(room, dtype=torch.int64, device=device)
-    details = torch.empty((2, room), dtype=torch.int32, device=device)
-    listed = {"entry_ptr": entries, "entry_code_ptr": details[0], "entry_node_ptr": details[1]}
+    entry_nodes = torch.empty(room, dtype=torch.int32, device=device)
+    listed = {"entry_ptr": entries, "entry_node_ptr": entry_nodes}
     starts = {"parent_start_ptr": parents.start_S1, "child_start_ptr": children.start_S1}
     bounds = {"best_ptr": bests, "threshold_ptr": threshold}
     written = {
@@ -144,7 +163,8 @@ def launch_select_beams(
         DEAD_ROWS=next_power_of_two(max(1, -(-num_children // programs))),
         **rules.options,
     )
-    threshold_tile = min(16384, next_power_of_two(max(1, num_rows * tiles.bests)))
+    bests_each = num_rows * tiles.bests // max(1, num_searches)
+    threshold_tile = min(16384, next_power_of_two(max(1, bests_each)))
     threshold_kernel[(num_searches,)](
         **bounds,
         **starts,
@@ -178,10 +198,9 @@ def launch_select_beams(
         **lists,
         **rules.options,
     )
-    each = next_power_of_two(max(1, num_children // max(1, num_searches)))
-    count_bests = min(tiles.bests, 64)
-    programs = max(8, min(1024, each // 8))
-    rank_kernel[(num_searches * programs,)](
+    ranks = rank_tiles(num_children, num_searches)
+    count_bests = next_power_of_two(min(tiles.bests, 64))
+    rank_kernel[(num_searches * (ranks["PROGRAMS"] + COUNTERS),)](
         **bounds,
         score_ptr=parents.scores_N,
         **starts,
@@ -189,12 +208,12 @@ def launch_select_beams(
         **listed,
         counters_ptr=counters,
         **written,
+        num_codes=trie.num_codes,
         **lists,
-        PROGRAMS=programs,
-        TILE=16,
-        OTHERS=128,
+        **ranks,
+        COUNTERS=COUNTERS,
         BESTS=tiles.bests,
-        COUNT_ROWS=max(1, 2048 // next_power_of_two(count_bests)),
-        COUNT_BESTS=next_power_of_two(count_bests),
+        COUNT_ROWS=max(1, 2048 // count_bests),
+        COUNT_BESTS=count_bests,
         **rules.options,
     )

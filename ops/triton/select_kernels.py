@@ -7,9 +7,9 @@ more than W candidates, in any order, because the list is ranked afterwards. Ear
 row, and a stretch of a long row, whose groups stay below is not read again.
 
 A score is a key: the int32 that orders as the fp32 does. NOTHING, below every key, is no candidate. A list entry is
-(key, parent row) in one int64 that sorts as the contract does, the code and the node. Each search has SEGMENTS lists
-with a room of its width + ROOM_BESIDES_WIDTH entries each; a counter may pass the room, its list is then not complete
-and `select_rank_kernels` makes it anew.
+(key, place) in one int64 that sorts as the contract does, place being row x codes + code, and the node. Each search
+has SEGMENTS lists with a room of its width + ROOM_BESIDES_WIDTH entries each; a counter may pass the room, its list is
+then not complete and `select_rank_kernels` makes it anew.
 
 Tiles: TILE_ROWS x TILE_COLUMNS candidates, columns being children of a row in the order of codes. A row of more
 columns is several stretches; PARTS programs share them. A stretch has GROUPS groups, of interleaved columns, so that
@@ -21,6 +21,8 @@ import triton.language as tl
 
 NOTHING = tl.constexpr(-(2**31))
 LARGEST = tl.constexpr(2**31 - 1)
+# rows x codes of a round fit into the lower half of an entry
+LAST_PLACE = tl.constexpr(2**32 - 1)
 
 
 @triton.jit
@@ -216,14 +218,21 @@ def group_bests_kernel(
 
 
 @triton.jit
-def count_reaching(first_K, least, ptr, begin, end, TILE: tl.constexpr):
-    """How many of the keys reach `least`: first_K, which is on the chip, and those at [begin, end)."""
-    count = tl.sum((first_K >= least).to(tl.int32), axis=0)
-    for at in range(begin, end, TILE):
-        place_K = at + tl.arange(0, TILE)
-        key_K = tl.load(ptr + place_K, mask=place_K < end, other=NOTHING)
-        count += tl.sum((key_K >= least).to(tl.int32), axis=0)
-    return count
+def count_three(key_K, low, step):
+    """How many keys reach low + step, + 2 step, + 3 step: three counts of 20 bits in one int64, so one reduction."""
+    # no finite score has the key LARGEST, so a border beyond int32 is reached by none
+    first = tl.minimum(low + step, LARGEST).to(tl.int32)
+    second = tl.minimum(low + 2 * step, LARGEST).to(tl.int32)
+    third = tl.minimum(low + 3 * step, LARGEST).to(tl.int32)
+    count_K = (key_K >= first).to(tl.int64) + ((key_K >= second).to(tl.int64) << 20)
+    return tl.sum(count_K + ((key_K >= third).to(tl.int64) << 40), axis=0)
+
+
+@triton.jit
+def keys_at(ptr, first, end, TILE: tl.constexpr):
+    """TILE keys from `first` on, NOTHING from `end` on."""
+    place_K = first + tl.arange(0, TILE)
+    return tl.load(ptr + place_K, mask=place_K < end, other=NOTHING)
 
 
 @triton.jit
@@ -239,35 +248,43 @@ def threshold_kernel(
 ):
     """threshold[s]: a key that at least W candidates of search s reach, or the least key; empties its lists.
 
-    Bisection over keys, which ends as soon as the W-th best group is known but for an eighth of W: the threshold has to
-    be safe, not exact.
+    A search of keys that quarters their range at each step and ends as soon as the W-th best group is known but for an
+    eighth of W: the threshold has to be safe, not exact.
     """
     search = tl.program_id(0)
     tl.store(count_ptr + search * SEGMENTS + tl.arange(0, SEGMENTS), tl.zeros([SEGMENTS], tl.int32))
     begin = tl.load(parent_start_ptr + search).to(tl.int64) * BESTS
     end = tl.load(parent_start_ptr + search + 1).to(tl.int64) * BESTS
     width = tl.load(child_start_ptr + search + 1) - tl.load(child_start_ptr + search)
-    place_K = begin + tl.arange(0, TILE)
-    first_K = tl.load(best_ptr + place_K, mask=place_K < end, other=NOTHING)
+    first_K = keys_at(best_ptr, begin, end, TILE)
     most = tl.max(first_K, axis=0)
     least = tl.min(tl.where(first_K == NOTHING, LARGEST, first_K), axis=0)
+    num_low = tl.sum((first_K > NOTHING).to(tl.int32), axis=0)
     for at in range(begin + TILE, end, TILE):
-        place_K = at + tl.arange(0, TILE)
-        key_K = tl.load(best_ptr + place_K, mask=place_K < end, other=NOTHING)
+        key_K = keys_at(best_ptr, at, end, TILE)
         most = tl.maximum(most, tl.max(key_K, axis=0))
         least = tl.minimum(least, tl.min(tl.where(key_K == NOTHING, LARGEST, key_K), axis=0))
-    # at least `width` groups reach low, fewer reach high
-    low, high = least.to(tl.int64), most.to(tl.int64) + 1
-    num_low = count_reaching(first_K, NOTHING + 1, best_ptr, begin + TILE, end, TILE)
+        num_low += tl.sum((key_K > NOTHING).to(tl.int32), axis=0)
+    # at least `width` groups reach low, fewer reach low + span
+    low, span = least.to(tl.int64), most.to(tl.int64) + 1 - least
     is_short = num_low < width
     enough = width + width // 8
-    while (high - low > 1) & (num_low > enough):
-        middle = low + (high - low) // 2
-        num = count_reaching(first_K, middle.to(tl.int32), best_ptr, begin + TILE, end, TILE)
-        is_safe = num >= width
-        low = tl.where(is_safe, middle, low)
-        num_low = tl.where(is_safe, num, num_low)
-        high = tl.where(is_safe, high, middle)
+    while (span > 1) & (num_low > enough) & (width > 0) & (not is_short):
+        step = (span + 3) // 4
+        packed = count_three(first_K, low, step)
+        num_1, num_2, num_3 = packed & 0xFFFFF, (packed >> 20) & 0xFFFFF, packed >> 40
+        for at in range(begin + TILE, end, TILE):
+            packed = count_three(keys_at(best_ptr, at, end, TILE), low, step)
+            num_1 += packed & 0xFFFFF
+            num_2 += (packed >> 20) & 0xFFFFF
+            num_3 += packed >> 40
+        num_safe = (num_1 >= width).to(tl.int32)
+        num_safe += (num_2 >= width).to(tl.int32) + (num_3 >= width).to(tl.int32)
+        num_low = tl.where(num_safe == 1, num_1.to(tl.int32), num_low)
+        num_low = tl.where(num_safe == 2, num_2.to(tl.int32), num_low)
+        num_low = tl.where(num_safe == 3, num_3.to(tl.int32), num_low)
+        low += num_safe * step
+        span = tl.minimum(step, span - num_safe * step)
     threshold = tl.where(is_short, NOTHING + 1, low.to(tl.int32))
     tl.store(threshold_ptr + search, tl.where(width == 0, LARGEST, threshold))
 
@@ -275,23 +292,22 @@ def threshold_kernel(
 @triton.jit
 def put_entries(
     is_kept,
-    place,
+    at,
     entry_ptr,
-    code_out_ptr,
     node_out_ptr,
     key,
     row,
     code,
     edge,
+    num_codes,
     child_ptr,
     IS_DENSE: tl.constexpr,
 ):
-    """Write list entries where is_kept. Of one score the lower row is the larger entry."""
-    entry = (key.to(tl.int64) << 32) | (0x7FFFFFFF - row).to(tl.int64)
+    """Write list entries where is_kept. Of one score the lower row, then the lower code, is the larger entry."""
+    place = row.to(tl.int64) * num_codes + code
     node = tl.load(child_ptr + edge, mask=is_kept, other=0) if IS_DENSE else edge.to(tl.int32)
-    tl.store(entry_ptr + place, entry, mask=is_kept)
-    tl.store(code_out_ptr + place, code, mask=is_kept)
-    tl.store(node_out_ptr + place, node, mask=is_kept)
+    tl.store(entry_ptr + at, (key.to(tl.int64) << 32) | (LAST_PLACE - place), mask=is_kept)
+    tl.store(node_out_ptr + at, node, mask=is_kept)
 
 
 @triton.jit
@@ -311,7 +327,6 @@ def collect_kernel(
     threshold_ptr,
     count_ptr,
     entry_ptr,
-    entry_code_ptr,
     entry_node_ptr,
     num_rows,
     num_searches,
@@ -379,17 +394,16 @@ def collect_kernel(
             counter_R = count_ptr + search_R * SEGMENTS + segment
             before_R = tl.atomic_add(counter_R, num_R, mask=num_R > 0, sem="relaxed")
             rank_RC = before_R[:, None] + tl.cumsum(found_RC, axis=1) - found_RC
-            place_RC = (list_R + segment * room_R.to(tl.int64))[:, None] + rank_RC
             put_entries(
                 is_found_RC & (rank_RC < room_R[:, None]),
-                place_RC,
+                (list_R + segment * room_R.to(tl.int64))[:, None] + rank_RC,
                 entry_ptr,
-                entry_code_ptr,
                 entry_node_ptr,
                 key_RC,
-                row_R[:, None] + tl.zeros_like(code_RC),
+                row_R[:, None],
                 code_RC,
                 edge_RC,
+                num_codes,
                 child_ptr,
                 IS_DENSE,
             )

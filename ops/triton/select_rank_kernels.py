@@ -7,7 +7,8 @@ come after them in the contract's order too and are dropped from then on. The un
 best. Where no list overflowed the kernel only passes the counts on.
 
 `rank_kernel` counts for each entry how many come before it. That is its child row; entries are distinct, so rows are
-too, whatever order the list is in. W^2 comparisons, spread over programs, need no sort and no second pass.
+too, whatever order the lists are in. W^2 comparisons of one int64 each, spread over programs, need no sort and no
+second pass. The lists of a search are read as one, so that a program waits for memory once, not once a list.
 """
 
 import triton
@@ -15,6 +16,7 @@ import triton.language as tl
 
 from .select_kernels import (
     LARGEST,
+    LAST_PLACE,
     NOTHING,
     children_of_tile,
     keys_of_tile,
@@ -36,7 +38,7 @@ def count_entries(entry_ptr, num_entries, least, TILE: tl.constexpr):
 
 
 @triton.jit
-def cut_list(entry_ptr, code_ptr, node_ptr, num_entries, width, TILE: tl.constexpr):
+def cut_list(entry_ptr, node_ptr, num_entries, width, TILE: tl.constexpr):
     """Keep the first `width` of a list of more, in the contract's order, where they lie; returns the W-th best key.
 
     The list is in the order of (row, code), so of equal keys the first are kept.
@@ -56,7 +58,6 @@ def cut_list(entry_ptr, code_ptr, node_ptr, num_entries, width, TILE: tl.constex
         place_B = at + tl.arange(0, TILE)
         is_used_B = place_B < num_entries
         entry_B = tl.load(entry_ptr + place_B, mask=is_used_B, other=0)
-        code_B = tl.load(code_ptr + place_B, mask=is_used_B, other=0)
         node_B = tl.load(node_ptr + place_B, mask=is_used_B, other=0)
         key_B = (entry_B >> 32).to(tl.int32)
         tie_B = (is_used_B & (key_B == least)).to(tl.int32)
@@ -65,7 +66,6 @@ def cut_list(entry_ptr, code_ptr, node_ptr, num_entries, width, TILE: tl.constex
         to_B = num_kept + tl.cumsum(kept_B, axis=0) - kept_B
         tl.debug_barrier()
         tl.store(entry_ptr + to_B, entry_B, mask=kept_B > 0)
-        tl.store(code_ptr + to_B, code_B, mask=kept_B > 0)
         tl.store(node_ptr + to_B, node_B, mask=kept_B > 0)
         num_kept += tl.sum(kept_B, axis=0)
         num_ties -= tl.sum(tie_B, axis=0)
@@ -92,7 +92,6 @@ def stream_kernel(
     count_ptr,
     final_count_ptr,
     entry_ptr,
-    entry_code_ptr,
     entry_node_ptr,
     num_rows,
     num_searches,
@@ -118,7 +117,6 @@ def stream_kernel(
         list_place = (start.to(tl.int64) + search.to(tl.int64) * ROOM_BESIDES_WIDTH) * SEGMENTS
         list_place += segment * room.to(tl.int64)
         entry_ptr += list_place
-        entry_code_ptr += list_place
         entry_node_ptr += list_place
         # keys above `dropped` are taken; everything of that key or below is known to come after W others
         dropped = tl.load(threshold_ptr + search) - 1
@@ -164,12 +162,7 @@ def stream_kernel(
                     if num_entries + num_found > room:
                         # more than W are listed: a stretch alone always finds ROOM_BESIDES_WIDTH
                         dropped = cut_list(
-                            entry_ptr,
-                            entry_code_ptr,
-                            entry_node_ptr,
-                            num_entries,
-                            width,
-                            TILE_COLUMNS,
+                            entry_ptr, entry_node_ptr, num_entries, width, TILE_COLUMNS
                         )
                         num_entries = width
                     found_RC = (key_RC > dropped).to(tl.int32)
@@ -177,18 +170,18 @@ def stream_kernel(
                         found_RC > 0,
                         num_entries + tl.cumsum(found_RC, axis=1) - found_RC,
                         entry_ptr,
-                        entry_code_ptr,
                         entry_node_ptr,
                         key_RC,
-                        row + tl.zeros_like(code_RC),
+                        row_R[:, None],
                         code_RC,
                         edge_RC,
+                        num_codes,
                         child_ptr,
                         IS_DENSE,
                     )
                     num_entries += tl.sum(tl.sum(found_RC, axis=1), axis=0)
         if num_entries > width:
-            cut_list(entry_ptr, entry_code_ptr, entry_node_ptr, num_entries, width, TILE_COLUMNS)
+            cut_list(entry_ptr, entry_node_ptr, num_entries, width, TILE_COLUMNS)
             num_entries = width
     tl.store(final_count_ptr + search * SEGMENTS + segment, num_entries)
 
@@ -196,6 +189,8 @@ def stream_kernel(
 @triton.jit
 def count_rows(
     search,
+    first_row,
+    row_step,
     counters_ptr,
     best_ptr,
     score_ptr,
@@ -205,11 +200,11 @@ def count_rows(
     TILE_ROWS: tl.constexpr,
     TILE_BESTS: tl.constexpr,
 ):
-    """Add a search's live rows, and those that stay below the threshold and so were not read again."""
+    """Add a share of a search's live rows, and those that stay below the threshold and so were not read again."""
     num_live = tl.zeros([], tl.int32)
     num_skipped = tl.zeros([], tl.int32)
     end = tl.load(parent_start_ptr + search + 1)
-    for first in range(tl.load(parent_start_ptr + search), end, TILE_ROWS):
+    for first in range(tl.load(parent_start_ptr + search) + first_row, end, row_step):
         row_R = first + tl.arange(0, TILE_ROWS)
         score_R = tl.load(score_ptr + row_R, mask=row_R < end, other=float("-inf"))
         is_live_R = score_R > float("-inf")
@@ -222,8 +217,45 @@ def count_rows(
             best_R = tl.maximum(best_R, tl.max(best_RG, axis=1))
         num_live += tl.sum(is_live_R.to(tl.int32), axis=0)
         num_skipped += tl.sum((is_live_R & (best_R < threshold)).to(tl.int32), axis=0)
-    tl.atomic_add(counters_ptr, num_live.to(tl.int64), sem="relaxed")
-    tl.atomic_add(counters_ptr + 1, num_skipped.to(tl.int64), sem="relaxed")
+    if num_live > 0:
+        tl.atomic_add(counters_ptr, num_live.to(tl.int64), sem="relaxed")
+    if num_skipped > 0:
+        tl.atomic_add(counters_ptr + 1, num_skipped.to(tl.int64), sem="relaxed")
+
+
+@triton.jit
+def place_in_lists(at, count_ptr, room, SEGMENTS: tl.constexpr):
+    """Where the entries `at` of all lists, read one after another, lie from the first list's start."""
+    place = at
+    end = tl.zeros([], tl.int32)
+    for segment in tl.static_range(SEGMENTS):
+        num_entries = tl.load(count_ptr + segment)
+        end += num_entries
+        place += tl.where(at >= end, room - num_entries, 0)
+    return place
+
+
+@triton.jit
+def write_children(
+    is_child_I,
+    to_I,
+    entry_I,
+    node_I,
+    num_codes,
+    score_out_ptr,
+    node_out_ptr,
+    parent_out_ptr,
+    code_out_ptr,
+):
+    """Entries as child rows to_I."""
+    key_I = (entry_I >> 32).to(tl.int32)
+    bits_I = tl.where(key_I < 0, key_I ^ 0x7FFFFFFF, key_I)
+    place_I = LAST_PLACE - (entry_I & LAST_PLACE)
+    row_I = place_I // num_codes
+    tl.store(score_out_ptr + to_I, bits_I.to(tl.float32, bitcast=True), mask=is_child_I)
+    tl.store(node_out_ptr + to_I, node_I, mask=is_child_I)
+    tl.store(parent_out_ptr + to_I, row_I.to(tl.int32), mask=is_child_I)
+    tl.store(code_out_ptr + to_I, (place_I - row_I * num_codes).to(tl.int32), mask=is_child_I)
 
 
 @triton.jit
@@ -235,70 +267,31 @@ def rank_kernel(
     threshold_ptr,
     final_count_ptr,
     entry_ptr,
-    entry_code_ptr,
     entry_node_ptr,
     counters_ptr,
     score_out_ptr,
     node_out_ptr,
     parent_out_ptr,
     code_out_ptr,
+    num_codes,
     SEGMENTS: tl.constexpr,
     ROOM_BESIDES_WIDTH: tl.constexpr,
     PROGRAMS: tl.constexpr,
+    COUNTERS: tl.constexpr,
     TILE: tl.constexpr,
     OTHERS: tl.constexpr,
     BESTS: tl.constexpr,
     COUNT_ROWS: tl.constexpr,
     COUNT_BESTS: tl.constexpr,
 ):
-    """Write each entry to the child row of its rank, if there is one. A search has PROGRAMS programs."""
-    search, program = tl.program_id(0) // PROGRAMS, tl.program_id(0) % PROGRAMS
-    start = tl.load(child_start_ptr + search)
-    width = tl.load(child_start_ptr + search + 1) - start
-    room = width + ROOM_BESIDES_WIDTH
-    list_place = (start.to(tl.int64) + search.to(tl.int64) * ROOM_BESIDES_WIDTH) * SEGMENTS
-    tiles_before = tl.zeros([], tl.int32)
-    for segment in range(0, SEGMENTS):
-        num_entries = tl.load(final_count_ptr + search * SEGMENTS + segment)
-        num_tiles = (num_entries + TILE - 1) // TILE
-        own_place = list_place + segment * room.to(tl.int64)
-        # tiles of all segments go round the programs
-        first = (program - tiles_before % PROGRAMS + PROGRAMS) % PROGRAMS
-        for tile in range(first, num_tiles, PROGRAMS):
-            place_I = tile * TILE + tl.arange(0, TILE)
-            is_entry_I = place_I < num_entries
-            entry_I = tl.load(entry_ptr + own_place + place_I, mask=is_entry_I, other=0)
-            code_I = tl.load(entry_code_ptr + own_place + place_I, mask=is_entry_I, other=0)
-            rank_I = tl.zeros([TILE], tl.int32)
-            for other in range(0, SEGMENTS):
-                num_others = tl.load(final_count_ptr + search * SEGMENTS + other)
-                other_place = list_place + other * room.to(tl.int64)
-                for at in range(0, num_others, OTHERS):
-                    place_J = at + tl.arange(0, OTHERS)
-                    is_other_J = place_J < num_others
-                    entry_J = tl.load(entry_ptr + other_place + place_J, mask=is_other_J, other=0)
-                    code_J = tl.load(
-                        entry_code_ptr + other_place + place_J, mask=is_other_J, other=0
-                    )
-                    is_better_IJ = entry_J[None, :] > entry_I[:, None]
-                    is_same_IJ = entry_J[None, :] == entry_I[:, None]
-                    is_before_IJ = is_better_IJ | (is_same_IJ & (code_J[None, :] < code_I[:, None]))
-                    is_before_IJ = is_before_IJ & is_other_J[None, :]
-                    rank_I += tl.sum(is_before_IJ.to(tl.int32), axis=1)
-            is_child_I = is_entry_I & (rank_I < width)
-            key_I = (entry_I >> 32).to(tl.int32)
-            bits_I = tl.where(key_I < 0, key_I ^ 0x7FFFFFFF, key_I)
-            row_I = 0x7FFFFFFF - (entry_I & 0x7FFFFFFF).to(tl.int32)
-            node_I = tl.load(entry_node_ptr + own_place + place_I, mask=is_child_I, other=0)
-            to_I = start + rank_I
-            tl.store(score_out_ptr + to_I, bits_I.to(tl.float32, bitcast=True), mask=is_child_I)
-            tl.store(node_out_ptr + to_I, node_I, mask=is_child_I)
-            tl.store(parent_out_ptr + to_I, row_I, mask=is_child_I)
-            tl.store(code_out_ptr + to_I, code_I, mask=is_child_I)
-        tiles_before += num_tiles
-    if program == PROGRAMS - 1:
+    """Write each entry to the child row of its rank, if there is one. A search has PROGRAMS programs, COUNTERS count."""
+    search = tl.program_id(0) // (PROGRAMS + COUNTERS)
+    program = tl.program_id(0) % (PROGRAMS + COUNTERS)
+    if program >= PROGRAMS:
         count_rows(
             search,
+            (program - PROGRAMS) * COUNT_ROWS,
+            COUNTERS * COUNT_ROWS,
             counters_ptr,
             best_ptr,
             score_ptr,
@@ -308,3 +301,36 @@ def rank_kernel(
             COUNT_ROWS,
             COUNT_BESTS,
         )
+    else:
+        start = tl.load(child_start_ptr + search)
+        width = tl.load(child_start_ptr + search + 1) - start
+        room = width + ROOM_BESIDES_WIDTH
+        list_place = (start.to(tl.int64) + search.to(tl.int64) * ROOM_BESIDES_WIDTH) * SEGMENTS
+        entry_ptr += list_place
+        entry_node_ptr += list_place
+        final_count_ptr += search * SEGMENTS
+        num_entries = tl.sum(tl.load(final_count_ptr + tl.arange(0, SEGMENTS)), axis=0)
+        for first in range(program * TILE, num_entries, PROGRAMS * TILE):
+            at_I = first + tl.arange(0, TILE)
+            place_I = place_in_lists(at_I, final_count_ptr, room, SEGMENTS)
+            entry_I = tl.load(entry_ptr + place_I, mask=at_I < num_entries, other=0)
+            node_I = tl.load(entry_node_ptr + place_I, mask=at_I < num_entries, other=0)
+            rank_I = tl.zeros([TILE], tl.int32)
+            for other in range(0, num_entries, OTHERS):
+                at_J = other + tl.arange(0, OTHERS)
+                place_J = place_in_lists(at_J, final_count_ptr, room, SEGMENTS)
+                # below every entry
+                entry_J = tl.load(entry_ptr + place_J, mask=at_J < num_entries, other=-(2**63))
+                is_before_IJ = entry_J[None, :] > entry_I[:, None]
+                rank_I += tl.sum(is_before_IJ.to(tl.int32), axis=1)
+            write_children(
+                (at_I < num_entries) & (rank_I < width),
+                start + rank_I,
+                entry_I,
+                node_I,
+                num_codes,
+                score_out_ptr,
+                node_out_ptr,
+                parent_out_ptr,
+                code_out_ptr,
+            )
