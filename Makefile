@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -q -c $(VENV)/constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test ascend-ladder check protos dist bench clean
+.PHONY: help demo test ascend-ladder check protos dist bench bench-check clean
 
 help:
 	@echo "make demo    set up, serve the demo model, recommend for real users, print metrics"
@@ -15,6 +15,7 @@ help:
 	@echo "make ascend-ladder  set up, show what can be shown of the Ascend backend without an NPU"
 	@echo "make check   ruff, format and mypy only"
 	@echo "make bench   the CPU benchmarks of the catalogue and of the selection"
+	@echo "make bench-check  on an H200: measure one row of the engine benchmark again, within 15 % of the committed one"
 	@echo "make protos  generate the gRPC stubs anew"
 	@echo "make dist    build the wheel and the sdist into dist/"
 	@echo "make clean   remove .venv and everything built"
@@ -52,6 +53,9 @@ check: $(VENV)/.installed
 bench: $(VENV)/.installed
 	$(BIN)/python tools/bench_catalog.py
 	$(BIN)/python tools/bench_select.py
+
+bench-check: $(VENV)/.installed
+	$(BIN)/python tools/bench_check.py
 
 protos: $(VENV)/.installed
 	$(BIN)/python tools/make_protos.py

@@ -92,6 +92,7 @@ def measure_engine(
         "requests": row.requests,
         "items": len(plan.items.sids),
         "max_prompt_tokens": max_prompt_tokens,
+        "max_batches_in_flight": config.scheduler.max_batches_in_flight,
         **figures,
         "start_s": start_s,
         "num_graphs": stats.num_graph_captures,
