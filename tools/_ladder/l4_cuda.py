@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PROVIDER, COUNT = "triton", "cases of CUDA providers"
 ATTENTION = "xgr_ops.cuda.attention"
-OTHERS = ("xgr_ops.cuda.layers", "xgr_ops.cuda.beam", "xgr_ops.cuda.cache")
+OTHERS = tuple(f"xgr_ops.cuda.{name}" for name in ("layers", "beam", "cache", "head", "matmul"))
 DTYPES = (torch.float32, torch.float16)
 HISTORY_OPS = ("prefill_attention", "shared_attention")
 LAYER_OPS = (
@@ -39,8 +39,14 @@ BEAM_OPS = (
     "flag_failed_searches",
     "reorder_unshared_kv",
 )
-# many rows: most of the time, and no path of their own
-SLOW_CASES = ("512", "130]", "wide", "hub")
+# by address and by descriptor; they know 16-bit numbers alone
+PRODUCTS = (
+    ("head_logsumexp", "triton"),
+    ("head_logsumexp", "triton-tma"),
+    ("linear_silu_mul", "triton-tma"),
+)
+# many rows or a large vocabulary: most of the time, and no path of their own
+SLOW_CASES = ("512", "130]", "wide", "hub", "many", "9000")
 # rows, keys, programs that the device works on at once, least keys of a part: tiles that are not full, and keys in parts
 SMALL_TILES = (16, 16, 100, 32)
 
@@ -53,7 +59,7 @@ class InterpretedGpu(CpuDevice):
 
 
 def check_cuda(report: Report) -> None:
-    """Parity of attention over histories, of layers and of beams, then attention with small tiles and split keys."""
+    """Parity of attention over histories, of layers, beams and products, then attention with small tiles and split keys."""
     attention: Any = import_module(ATTENTION)
     for module in OTHERS:
         import_module(module)
@@ -62,6 +68,8 @@ def check_cuda(report: Report) -> None:
             _check(op_name, dtype, report)
     for op_name in BEAM_OPS:
         _check(op_name, torch.float32, report)
+    for op_name, provider in PRODUCTS:
+        _check(op_name, torch.float16, report, provider)
     chosen = attention.tiles_for
     attention.tiles_for = lambda *_: attention.HistoryTiles(*SMALL_TILES)
     try:
@@ -71,10 +79,10 @@ def check_cuda(report: Report) -> None:
         attention.tiles_for = chosen
 
 
-def _check(op_name: str, dtype: torch.dtype, report: Report) -> None:
+def _check(op_name: str, dtype: torch.dtype, report: Report, provider: str = PROVIDER) -> None:
     op = all_ops()[op_name]
     found: list[Callable[..., Any]] = [
-        i.fn for i in op.impls if (i.provider, i.device_kind) == (PROVIDER, "cuda")
+        i.fn for i in op.impls if (i.provider, i.device_kind) == (provider, "cuda")
     ]
 
     def cases(dtype: torch.dtype) -> Iterator[OpCase]:
@@ -82,7 +90,7 @@ def _check(op_name: str, dtype: torch.dtype, report: Report) -> None:
             if not any(part in case.label for part in SLOW_CASES):
                 yield case
 
-    entry = check_provider(op, PROVIDER, found[0], dtype, InterpretedGpu(), cases)
+    entry = check_provider(op, provider, found[0], dtype, InterpretedGpu(), cases)
     report.counts[COUNT] += entry.num_run
     report.require(entry.num_run > 0, f"{op_name}, {dtype}: all cases refused: {entry.refusals}")
     for label, message in entry.failures:

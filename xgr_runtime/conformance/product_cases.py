@@ -18,6 +18,8 @@ SHAPES = {
     "in two tiles": (130, 72),
     "wide": (512, 64),
 }
+# a long inner dim may be summed in parts
+LINEAR_SHAPES = {**SHAPES, "many": (1100, 64), "long": (70, 1032)}
 SCALES = (0.5, 1.0)
 
 
@@ -78,7 +80,7 @@ def linear_silu_mul(dtype: torch.dtype) -> Iterator[OpCase]:
 
 
 def linear(dtype: torch.dtype) -> Iterator[OpCase]:
-    for label, (rows, size) in {**SHAPES, "many": (1100, 64)}.items():
+    for label, (rows, size) in LINEAR_SHAPES.items():
         for outputs in (1, 40, 136):
             args = {
                 "x_NK": normal(32, rows, size, dtype=dtype),
@@ -88,7 +90,7 @@ def linear(dtype: torch.dtype) -> Iterator[OpCase]:
 
 
 def linear_add_rms_norm(dtype: torch.dtype) -> Iterator[OpCase]:
-    for label, (rows, size) in {**SHAPES, "many": (1100, 64)}.items():
+    for label, (rows, size) in LINEAR_SHAPES.items():
         for hidden in (8, 40, 136):
             args = {
                 "x_NK": normal(34, rows, size, dtype=dtype),
@@ -97,5 +99,16 @@ def linear_add_rms_norm(dtype: torch.dtype) -> Iterator[OpCase]:
                 "norm_weight_M": normal(37, hidden, dtype=dtype),
                 "eps": 1e-6,
             }
-            dims = {"T": rows, "M": hidden}
+            dims = {"T": rows, "M": hidden, "F": size}
             yield OpCase(f"{label}, hidden size {hidden}", args, dims, mutates=("residual_NM",))
+    x = normal(38, 5, 16, dtype=dtype)
+    x[1, 3], x[3, 0] = torch.nan, torch.inf
+    args = {
+        "x_NK": x,
+        "weight_MK": normal(39, 16, 16, dtype=dtype),
+        "residual_NM": normal(40, 5, 16, dtype=dtype),
+        "norm_weight_M": normal(41, 16, dtype=dtype),
+        "eps": 1e-6,
+    }
+    dims = {"T": 5, "M": 16, "F": 16}
+    yield OpCase("NaN and infinity in one row each", args, dims, mutates=("residual_NM",))

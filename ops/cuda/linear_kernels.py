@@ -1,0 +1,74 @@
+"""What follows a product in parts: the parts added up in order, alone or with the residual stream and its norm.
+
+A row is one program's, so that the norm needs no second pass. The kernel is put onto the chip while the product still
+runs, and lets the next one come likewise (programmatic dependent launch): the product after a norm reads its weight early.
+
+N rows, O outputs, M hidden size, S parts.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def _sum_of_parts(parts_ptr, place_RM, part_size, is_used_RM, S: tl.constexpr):
+    """fp32, in order of the parts."""
+    sum_RM = tl.load(parts_ptr + place_RM, mask=is_used_RM, other=0.0)
+    for s in tl.static_range(1, S):
+        sum_RM += tl.load(parts_ptr + s * part_size + place_RM, mask=is_used_RM, other=0.0)
+    return sum_RM
+
+
+@triton.jit
+def add_parts_kernel(
+    parts_ptr,
+    out_ptr,
+    size,
+    S: tl.constexpr,
+    TILE: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
+):
+    """out = the sum over s of parts[s], [S, size] as one run each, rounded."""
+    if IS_DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    place = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    is_used = place < size
+    sums = _sum_of_parts(parts_ptr, place, size, is_used, S)
+    tl.store(out_ptr + place, sums.to(out_ptr.dtype.element_ty), mask=is_used)
+
+
+@triton.jit
+def add_parts_rms_norm_kernel(
+    parts_ptr,
+    residual_ptr,
+    weight_ptr,
+    out_ptr,
+    num_rows,
+    eps,
+    S: tl.constexpr,
+    M: tl.constexpr,
+    M_PAD: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
+):
+    """residual += the sum over s of parts[s], rounded; out = rms_norm of the new residual. All are contiguous."""
+    if IS_DEPENDENT:
+        gdc_launch_dependents()
+    dtype = out_ptr.dtype.element_ty
+    m_M = tl.arange(0, M_PAD)
+    weight_M = tl.load(weight_ptr + m_M, mask=m_M < M, other=0.0).to(tl.float32)
+    row_R = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    is_used_RM = (row_R[:, None] < num_rows) & (m_M[None, :] < M)
+    place_RM = row_R[:, None] * M + m_M[None, :]
+    if IS_DEPENDENT:
+        gdc_wait()
+    residual_RM = tl.load(residual_ptr + place_RM, mask=is_used_RM, other=0.0)
+    sum_RM = _sum_of_parts(parts_ptr, place_RM, num_rows * M, is_used_RM, S)
+    new_RM = (sum_RM + residual_RM.to(tl.float32)).to(dtype)
+    tl.store(residual_ptr + place_RM, new_RM, mask=is_used_RM)
+    new_RM = new_RM.to(tl.float32)
+    mean_R = tl.sum(new_RM * new_RM, axis=1) / M
+    scaled_RM = (new_RM * tl.rsqrt(mean_R + eps)[:, None]).to(dtype).to(tl.float32)
+    tl.store(out_ptr + place_RM, (scaled_RM * weight_M[None, :]).to(dtype), mask=is_used_RM)
