@@ -95,10 +95,11 @@ def check_elsewhere(args: argparse.Namespace, names: Sequence[str]) -> dict[str,
             )
         except subprocess.TimeoutExpired:
             return {"lost": [{"row": name, "reason": "its check took too long"}]}
-        if done.returncode:
-            reason = f"its check ended with {done.returncode}"
+        try:
+            found: dict[str, Any] = json.loads(done.stdout)
+        except ValueError:
+            reason = f"its check ended with {done.returncode} and no report"
             return {"lost": [{"row": name, "reason": reason}]}
-        found: dict[str, Any] = json.loads(done.stdout)
         return found
 
     merged: dict[str, Any] = {"parity": [], "checks": [], "lost": []}
@@ -157,7 +158,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """The report, or with --check what `check` found."""
     end_s = time.monotonic() + args.time_limit
     device, dtype = open_device(args.device).device, getattr(torch, args.dtype)
-    load_providers(device.kind)
+    not_loaded = [{"row": f.module, "reason": f.reason} for f in load_providers(device.kind)]
     place = Place(device.torch_device, dtype, args.tiny)
     num_items = min(args.items, TINY_ITEMS) if args.tiny else args.items
     works = list(all_works(place, num_items, args.op))
@@ -181,6 +182,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     wrong = [p for p in found["parity"] if p["failed"]]
     bad = {(p["op"], p["provider"]) for p in wrong}
     failures = [
+        *not_loaded,
         *found.get("lost", []),
         *({"row": f"{p['op']} {p['provider']}", "reason": p["failures"]} for p in wrong),
     ]
