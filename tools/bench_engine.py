@@ -37,6 +37,7 @@ from tools._bench.engine_matrix import (  # noqa: E402
     Plan,
     noting,
 )
+from tools._bench.engine_profile import lines_of, profile_row  # noqa: E402
 from tools._bench.engine_rows import (  # noqa: E402
     ALL_SHAPES,
     LOAD_PROMPT_TOKENS,
@@ -112,7 +113,14 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             allow_reference=args.allow_reference,
             has_time=lambda: time.monotonic() < end_s,
         )
-        parts = args.part or list(PARTS)
+        if args.profile:
+            report["profiles"] = []
+            for row in rows:
+                with noting(outcome, row.name):
+                    report["profiles"] += profile_row(plan, row)
+            for found in report["profiles"]:
+                progress("\n".join(lines_of(found)))
+        parts = [] if args.profile else args.part or list(PARTS)
         if "rows" in parts:
             for name in dict.fromkeys(row.model for row in rows):
                 ModelMatrix(plan, name, [r for r in rows if r.model == name], outcome).run()
@@ -167,6 +175,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--part", action="append", choices=PARTS, help="instead of all; may be repeated"
+    )
+    parser.add_argument(
+        "--profile", action="store_true", help="instead: kernels and gaps of the chosen rows"
     )
     parser.add_argument("--runs", type=whole(1, 1000), default=None, help=f"default {RUNS}")
     parser.add_argument("--warmup", type=whole(1, 1000), default=3)

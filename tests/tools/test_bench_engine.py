@@ -16,6 +16,7 @@ from tools._bench.answer_check import Judges, Question, judge
 from tools._bench.answer_scores import LevelScorer, foresee
 from tools._bench.busy_share import busy_share
 from tools._bench.drawn_model import EPS, ROPE_THETA, DrawnWeights
+from tools._bench.engine_profile import Interval, segments
 from tools._bench.engine_rows import ROWS, TINY_SHAPE, choose
 from tools._bench.floor import SHAPES, ModelShape, Work, floor_ms
 from tools._bench.plain_decoder import PlainDecoder
@@ -253,3 +254,32 @@ def test_a_wrong_engine_has_no_figure(monkeypatch: pytest.MonkeyPatch, tmp_path:
     report = json.loads(out.read_text())
     assert report["rows"] == []
     assert any("answers are wrong" in failure["reason"] for failure in report["failures"])
+
+
+def test_segments_of_a_profile() -> None:
+    """Two batches of two graphs each, whose kernels leave every second nanosecond free, and a copy before each."""
+    work, moment = [], 0
+    for batch in range(2):
+        work.append(Interval("copy", moment, moment + 5_000_000, 100 + batch))
+        moment += 6_000_000
+        for graph, count in enumerate((30, 40)):
+            for number in range(count):
+                name = "large" if number % 2 else "small"
+                length = 2_000_000 if number % 2 else 1_000_000
+                work.append(Interval(name, moment, moment + length, 10 * batch + graph))
+                moment += length + 1_000_000
+    prefill, rounds, rest = segments(work, 2)
+    assert [part["segment"] for part in (prefill, rounds)] == ["prefill", "rounds"]
+    assert (prefill["kernels"], rounds["kernels"], rest["kernels"]) == (30, 40, 1)
+    assert (prefill["span_ms"], rounds["span_ms"], rest["span_ms"]) == (74.0, 99.0, 5.0)
+    assert prefill["gaps_ms"] == pytest.approx(29, abs=0.01)
+    assert prefill["top"][0] == {"kernel": "large", "ms": 30.0, "calls": 15.0}
+
+
+def test_a_tiny_profile(tmp_path: Path) -> None:
+    out = tmp_path / "report.json"
+    arguments = ["--device", "cpu", "--tiny", "--dtype", "float32", "--profile", "--commit", "abc"]
+    assert bench_engine.main([*arguments, "--rows", "tiny-w16-h40-b1", "--out", str(out)]) == 0
+    level, vocab = json.loads(out.read_text())["profiles"]
+    assert (level["normalization"], vocab["normalization"]) == ("level", "vocab")
+    assert level["stages_ms"]["prefill"] > 0

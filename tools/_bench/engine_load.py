@@ -36,6 +36,9 @@ from xgr_runtime.xschedule.ladder import Ladder
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from tools._bench.floor import ModelShape
+    from xgr_runtime.types import RecRequest, RecResult
+    from xgr_runtime.xschedule.batch import Batch, BatchOutput
 
 MIB = 2**20
 PROFILED_S, SETTLING_S = 3.6, 1.0
@@ -76,14 +79,7 @@ def measure_engine(
         requests = maker.batch(row, "level")
         results, _ = run_batch(engine, requests)
         batch, output = last.take()
-    reference = PlainDecoder(shape, weights, place)
-    t = TOLERANCES[plan.dtype].same_answer
-    is_half = plan.dtype != torch.float32
-    oracle = Oracle(plan.items, reference, shape.text_vocabulary, t, is_half=is_half)
-    with strict_float32():
-        verdict = judge(oracle.question(requests[0], results[0], batch, output))
-    if verdict.violation:
-        raise SystemExit(f"an answer is wrong: {verdict.violation}")
+    check_answer(plan, shape, weights, (requests[0], results[0], batch, output))
     return {
         "commit": plan.commit,
         "model": row.model,
@@ -99,6 +95,23 @@ def measure_engine(
         "buckets": buckets,
         "violations": 0,
     }
+
+
+def check_answer(
+    plan: Plan,
+    shape: ModelShape,
+    weights: DrawnWeights,
+    answered: tuple[RecRequest, RecResult, Batch, BatchOutput],
+) -> None:
+    """Raises SystemExit where the answer to a request is not what the reference gives."""
+    reference = PlainDecoder(shape, weights, plan.device.torch_device)
+    t = TOLERANCES[plan.dtype].same_answer
+    is_half = plan.dtype != torch.float32
+    oracle = Oracle(plan.items, reference, shape.text_vocabulary, t, is_half=is_half)
+    with strict_float32():
+        verdict = judge(oracle.question(*answered))
+    if verdict.violation:
+        raise SystemExit(f"an answer is wrong: {verdict.violation}")
 
 
 def _memory(plan: Plan, engine: Engine, maker: RequestMaker, row: Row) -> dict[str, Any]:

@@ -1,0 +1,171 @@
+"""Where the device time of one row goes: kernels by name and gaps between them, for each captured graph of a batch.
+
+All work of a graph that is replayed carries the number of the call that launched it. What tracing costs is in the figures: they
+are for comparison with each other, the row's own time is that of a run without it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from tools._bench.busy_share import WORK, busy_share
+from tools._bench.drawn_model import DrawnWeights, draw_decoder
+from tools._bench.engine_load import check_answer
+from tools._bench.engine_matrix import HISTORY_SEED, MODEL_SEED, Plan
+from tools._bench.engine_rows import ALL_SHAPES, NORMALIZATIONS, Normalised, Row
+from tools._bench.engine_run import (
+    EngineSizes,
+    LastBatches,
+    RequestMaker,
+    engine_config,
+    run_batch,
+    stages_ms,
+)
+from xgr_runtime import Engine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+BATCHES, WARMUP = 5, 3
+FEWEST_KERNELS = 20  # of a captured graph; fewer with the same number are a copy or a single launch
+TOP = 14
+LONGEST_NAME = 72
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Work of the device, in nanoseconds. launch: the number of the call that launched it."""
+
+    name: str
+    start: int
+    end: int
+    launch: int
+
+
+def profile_row(plan: Plan, row: Row) -> list[dict[str, Any]]:
+    """Both normalisations of a row, by an engine of its own whose answers are checked."""
+    shape, last = ALL_SHAPES[row.model], LastBatches([])
+    sizes = EngineSizes(plan.max_prompt_tokens, plan.max_width, plan.page_size)
+    dtype = str(plan.dtype).removeprefix("torch.")
+    config = engine_config(
+        row, sizes, plan.device.kind, dtype, plan.catalog, allow_reference=plan.allow_reference
+    )
+    weights = DrawnWeights(plan.device.torch_device, plan.dtype, MODEL_SEED)
+    maker = RequestMaker(plan.items, shape.text_vocabulary, HISTORY_SEED)
+    model, found = draw_decoder(shape, weights), []
+    with Engine(config, plan.device, model, "drawn", on_batch=last.note) as engine:
+        for normalization in NORMALIZATIONS:
+            found.append(_profile(plan, engine, last, maker, row, normalization))
+        last.pairs.clear()
+        requests = maker.batch(row, "level")
+        results, _ = run_batch(engine, requests)
+        batch, output = last.take()
+    check_answer(plan, shape, weights, (requests[0], results[0], batch, output))
+    return found
+
+
+def _profile(
+    plan: Plan,
+    engine: Engine,
+    last: LastBatches,
+    maker: RequestMaker,
+    row: Row,
+    normalization: Normalised,
+) -> dict[str, Any]:
+    stages: dict[str, list[float]] = defaultdict(list)
+    for number in range(WARMUP + BATCHES):
+        last.pairs.clear()
+        run_batch(engine, maker.batch(row, normalization))
+        if number >= WARMUP:
+            for name, ms in stages_ms(last.take()[1]).items():
+                stages[name].append(ms)
+    report = {
+        "row": row.name,
+        "normalization": normalization,
+        "stages_ms": {n: round(statistics.median(ms), 4) for n, ms in stages.items()},
+    }
+    if plan.device.kind != "cuda":
+        return {**report, "segments": []}
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(BATCHES):
+            run_batch(engine, maker.batch(row, normalization))
+    assert profile.profiler is not None
+    assert profile.profiler.kineto_results is not None
+    work = intervals(profile.profiler.kineto_results.events())
+    return {**report, "segments": segments(work, BATCHES)}
+
+
+def intervals(events: Iterable[Any]) -> list[Interval]:
+    """The kernels and copies of a torch profile's raw events, in order of time."""
+    found = []
+    for event in events:
+        is_work = event.device_type().name != "CPU" and not event.is_user_annotation()
+        if hasattr(event, "activity_type"):
+            is_work = event.activity_type() in WORK
+        if is_work:
+            start, end = event.start_ns(), event.start_ns() + event.duration_ns()
+            found.append(Interval(event.name(), start, end, event.correlation_id()))
+    return sorted(found, key=lambda interval: interval.start)
+
+
+def segments(work: list[Interval], batches: int) -> list[dict[str, Any]]:
+    """The graphs of a batch, each as the mean over so many batches, and everything outside of them."""
+    by_launch: dict[int, list[Interval]] = defaultdict(list)
+    for interval in work:
+        by_launch[interval.launch].append(interval)
+    graphs = [group for group in by_launch.values() if len(group) >= FEWEST_KERNELS]
+    per_batch = len(graphs) // batches
+    names = ("prefill", "rounds") if per_batch == 2 else tuple(map(str, range(per_batch)))
+    found = [_segment(name, graphs[n::per_batch], batches) for n, name in enumerate(names)]
+    rest = [group for group in by_launch.values() if len(group) < FEWEST_KERNELS]
+    return [*found, _segment("outside of graphs", rest, batches)]
+
+
+def _segment(name: str, groups: list[list[Interval]], batches: int) -> dict[str, Any]:
+    """Milliseconds a batch: from first to last (of each group on its own), without work, and of each kernel."""
+    span = gaps = 0.0
+    times: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    for group in groups:
+        starts, ends = np.asarray([(i.start, i.end) for i in group], np.int64).T
+        busy = busy_share(starts, ends)
+        whole = int(ends.max() - starts.min()) / 1e6
+        span += whole
+        gaps += whole * (1 - busy.share)
+        for interval in group:
+            times[interval.name] += interval.end - interval.start
+            calls[interval.name] += 1
+    return {
+        "segment": name,
+        "span_ms": round(span / batches, 4),
+        "gaps_ms": round(gaps / batches, 4),
+        "kernels": round(sum(calls.values()) / batches, 1),
+        "top": [
+            {
+                "kernel": kernel[:LONGEST_NAME],
+                "ms": round(ns / batches / 1e6, 4),
+                "calls": round(calls[kernel] / batches, 1),
+            }
+            for kernel, ns in times.most_common(TOP)
+        ],
+    }
+
+
+def lines_of(profile: dict[str, Any]) -> list[str]:
+    """For people."""
+    found = [f"{profile['row']} {profile['normalization']}: stages {profile['stages_ms']}"]
+    for segment in profile["segments"]:
+        found.append(
+            f"  {segment['segment']}: {segment['span_ms']:.3f} ms, {segment['kernels']:g} kernels, "
+            f"{segment['gaps_ms']:.3f} ms without work"
+        )
+        found += [
+            f"    {top['ms']:9.4f} ms {top['calls']:7g} x {top['kernel']}" for top in segment["top"]
+        ]
+    return found
