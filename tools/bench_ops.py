@@ -164,9 +164,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     works = list(all_works(place, num_items, args.op))
     if args.check:
         return check(device, dtype, works)
-    commit = commit_of(ROOT, args.commit)
     report: dict[str, Any] = {
-        "commit": commit,
+        "commit": commit_of(ROOT, args.commit),
         "environment": device_facts(device, is_quick=args.tiny),
         "floor": {"tflops": BF16_TFLOPS, "tb_per_s": COPY_TB_PER_S, "ridge": round(RIDGE, 1)},
         "dtype": args.dtype,
