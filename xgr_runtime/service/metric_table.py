@@ -34,12 +34,12 @@ TABLE: tuple[Metric, ...] = (
            "From a call's arrival to its answer; only calls answered OK. Dense round 0.2 s."),
     # Queue and batches
     Metric("xgr_waiting_requests", "gauge", "requests", (), "Queue depth: accepted by the engine and in no batch yet."),
-    Metric("xgr_running_requests", "gauge", "requests", (), "Requests of the running batch that have no answer yet."),
+    Metric("xgr_running_requests", "gauge", "requests", (), "Requests of the batches in flight that have no answer yet."),
     Metric("xgr_queue_wait_seconds", "histogram", "seconds", (),
            "From acceptance to the start of the batch, of each request that reached one."),
     Metric("xgr_batches_total", "counter", "batches", ("outcome",), "Batches that ended: ok, or failed with an error of the runtime."),
     Metric("xgr_batch_duration_seconds", "histogram", "seconds", (),
-           "A batch on the engine's thread: issuing, the device's work, the copy back, ranking items."),
+           "From the issue of a batch to its answers: its wait behind the batch before, the device's work, the copy back, ranking."),
     Metric("xgr_batch_histories", "histogram", "histories", (), "Histories of a batch."),
     Metric("xgr_batch_tokens", "histogram", "tokens", (), "New tokens of a batch, which its prefill runs over; cached ones are not in it."),
     Metric("xgr_batch_rows", "histogram", "rows", (), "Beam rows that a batch holds: of each search its largest width."),
@@ -47,7 +47,9 @@ TABLE: tuple[Metric, ...] = (
     Metric("xgr_prefill_seconds", "histogram", "seconds", (), "A batch's prefill on the device."),
     Metric("xgr_round_seconds", "histogram", "seconds", ("round",),
            "One round on the device, of each group of a batch: the model's step (none in round 0), head, selection, reorder. Timed by "
-           "events inside the graph where all rounds are one graph."),
+           "events inside the graph where all rounds are one graph; then it is left out where the next batch in flight began that graph "
+           "before the times were read, as most do under load."),
+    Metric("xgr_rounds_seconds", "histogram", "seconds", (), "All rounds of each group of a batch on the device; never left out."),
     Metric("xgr_select_seconds", "histogram", "seconds", ("round",), "The selection alone; it is part of xgr_round_seconds."),
     Metric("xgr_copy_seconds", "histogram", "seconds", ("direction",),
            "A batch's copies: to_device (inputs, rule rows, exclusions; the host prepares them meanwhile), to_host (the outcome)."),
@@ -79,7 +81,7 @@ TABLE: tuple[Metric, ...] = (
     Metric("xgr_kv_pages", "gauge", "pages", (), "Pages of history KV, without the null page."),
     Metric("xgr_kv_used_pages", "gauge", "pages", (), "Pages that running requests hold."),
     Metric("xgr_kv_rows", "gauge", "rows", (), "Rows of beam KV: the largest batch."),
-    Metric("xgr_kv_used_rows", "gauge", "rows", (), "Rows of the running batch."),
+    Metric("xgr_kv_used_rows", "gauge", "rows", (), "Rows of the largest batch in flight; batches have the rows one after the other."),
     Metric("xgr_device_memory_bytes", "gauge", "bytes", ("kind",),
            "Of this process on its device: used now, and the peak. On a CPU the resident memory."),
     # What runs

@@ -159,6 +159,7 @@ def _batch_samples(totals: Totals) -> Mapping[str, Samples]:
         "xgr_batch_rows": _one(found.num_rows),
         "xgr_prefill_seconds": _one(found.prefill_s),
         "xgr_round_seconds": [((str(level),), h) for level, h in sorted(found.round_s.items())],
+        "xgr_rounds_seconds": _one(found.all_rounds_s),
         "xgr_select_seconds": [((str(level),), h) for level, h in sorted(found.select_s.items())],
         "xgr_copy_seconds": [
             (("to_device",), found.to_device_s),

@@ -31,7 +31,8 @@ _size = partial(Histogram, SIZE_BOUNDS)
 
 @dataclass
 class BatchHistograms:
-    """Per batch, except queue_s: per request of a batch. num_tokens: new ones. round_s and select_s: by round.
+    """Per batch, except queue_s: per request of a batch. num_tokens: new ones. round_s and select_s: by round, where they
+    are known; all_rounds_s: of a group.
 
     num_rows: the beam rows that a batch holds, each search its largest width.
     """
@@ -44,6 +45,7 @@ class BatchHistograms:
     to_device_s: Histogram = field(default_factory=_stage_s)
     prefill_s: Histogram = field(default_factory=_stage_s)
     to_host_s: Histogram = field(default_factory=_stage_s)
+    all_rounds_s: Histogram = field(default_factory=_stage_s)
     round_s: dict[int, Histogram] = field(default_factory=dict)
     select_s: dict[int, Histogram] = field(default_factory=dict)
 
@@ -59,11 +61,13 @@ class BatchHistograms:
         self.to_device_s.add(times.to_device_s)
         self.prefill_s.add(times.prefill_s)
         self.to_host_s.add(times.to_host_s)
+        for seconds in times.all_rounds_s:
+            self.all_rounds_s.add(seconds)
         for by_round, groups in ((self.round_s, times.rounds_s), (self.select_s, times.selects_s)):
             for group in groups:
-                for level, seconds in enumerate(group):
-                    if seconds is not None:
-                        by_round.setdefault(level, _stage_s()).add(seconds)
+                for level, of_round in enumerate(group):
+                    if of_round is not None:
+                        by_round.setdefault(level, _stage_s()).add(of_round)
 
     def copy(self) -> "BatchHistograms":
         """As they are now."""
