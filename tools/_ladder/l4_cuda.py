@@ -68,6 +68,7 @@ def check_cuda(report: Report) -> None:
             _check(op_name, dtype, report)
     for op_name in BEAM_OPS:
         _check(op_name, torch.float32, report)
+    _check_too_many_places(report)
     for op_name, provider in PRODUCTS:
         _check(op_name, torch.float16, report, provider)
     chosen = attention.tiles_for
@@ -79,18 +80,33 @@ def check_cuda(report: Report) -> None:
         attention.tiles_for = chosen
 
 
+def _check_too_many_places(report: Report) -> None:
+    """Rows x codes that an entry of the selection cannot tell apart are refused; the rows are one row's memory."""
+    args = next(GENERATORS["select_beams"](torch.float32)).args
+    num_codes = args["trie"].num_codes
+    args["logits_NC"] = torch.zeros(1, num_codes).expand(2**32 // num_codes + 1, num_codes)
+    try:
+        _provided("select_beams", PROVIDER)(**args)
+    except ValueError as error:
+        report.require("rows x codes" in str(error), f"select_beams: another refusal: {error}")
+    else:
+        report.require(False, "select_beams: more than 2^32 rows x codes not refused")
+
+
+def _provided(op_name: str, provider: str) -> Callable[..., Any]:
+    impls = all_ops()[op_name].impls
+    return next(i.fn for i in impls if (i.provider, i.device_kind) == (provider, "cuda"))
+
+
 def _check(op_name: str, dtype: torch.dtype, report: Report, provider: str = PROVIDER) -> None:
-    op = all_ops()[op_name]
-    found: list[Callable[..., Any]] = [
-        i.fn for i in op.impls if (i.provider, i.device_kind) == (provider, "cuda")
-    ]
+    op, fn = all_ops()[op_name], _provided(op_name, provider)
 
     def cases(dtype: torch.dtype) -> Iterator[OpCase]:
         for case in GENERATORS[op_name](dtype):
             if not any(part in case.label for part in SLOW_CASES):
                 yield case
 
-    entry = check_provider(op, provider, found[0], dtype, InterpretedGpu(), cases)
+    entry = check_provider(op, provider, fn, dtype, InterpretedGpu(), cases)
     report.counts[COUNT] += entry.num_run
     report.require(entry.num_run > 0, f"{op_name}, {dtype}: all cases refused: {entry.refusals}")
     for label, message in entry.failures:
