@@ -390,8 +390,10 @@ class Engine:
             self._fail(EngineClosed("the engine closed before the request could run"))
         except BaseException as error:
             logger.exception("the engine loop failed")
-            self._give_up()
-            self._fail(error)
+            try:
+                self._give_up()
+            finally:
+                self._fail(error)
 
     def _capture_more(self) -> None:
         """One step of the captures that somebody waits for, with no batch on the way."""
@@ -491,9 +493,7 @@ class Engine:
 
     def _give_up(self) -> None:
         """Give back what the batches in flight hold, when the device reads it no more; the loop has died."""
-        with suppress(
-            RuntimeError
-        ):  # what torch raises for every failed device: it reads nothing either
+        with suppress(RuntimeError):  # of a device that has failed: it reads nothing any more
             self.device.synchronize()
         while self._in_flight:
             try:

@@ -118,10 +118,10 @@ class Worker:
     def _issue(self, batch: Batch, entry: _Entry) -> PendingBatch:
         device, runner, clock = self._device, self._runner, entry.clock
         sizes = runner.sizes.of(batch)
-        plan = self._plan(batch, sizes)
         runner.reserve(entry.index, len(batch.groups))
         clock.start()
         self._issue_inputs(batch, sizes, entry)
+        plan = self._plan(batch, sizes)
         with clock.prefill() as timers:
             timers += self.graphs.run((plan.prefill,))
         outcomes: list[BeamOutcome] = []
