@@ -1,9 +1,9 @@
-"""What follows a product in parts: the parts added up in order, alone or with the residual stream and its norm.
+"""What follows a product in parts: the parts added up in order, with the residual stream and its norm.
 
 A row is one program's, so that the norm needs no second pass. The kernel is put onto the chip while the product still
 runs, and lets the next one come likewise (programmatic dependent launch): the product after a norm reads its weight early.
 
-N rows, O outputs, M hidden size, S parts.
+N rows, M hidden size, S parts.
 """
 
 import triton
@@ -18,25 +18,6 @@ def _sum_of_parts(parts_ptr, place_RM, part_size, is_used_RM, S: tl.constexpr):
     for s in tl.static_range(1, S):
         sum_RM += tl.load(parts_ptr + s * part_size + place_RM, mask=is_used_RM, other=0.0)
     return sum_RM
-
-
-@triton.jit
-def add_parts_kernel(
-    parts_ptr,
-    out_ptr,
-    size,
-    S: tl.constexpr,
-    TILE: tl.constexpr,
-    IS_DEPENDENT: tl.constexpr,
-):
-    """out = the sum over s of parts[s], [S, size] as one run each, rounded."""
-    if IS_DEPENDENT:
-        gdc_launch_dependents()
-        gdc_wait()
-    place = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    is_used = place < size
-    sums = _sum_of_parts(parts_ptr, place, size, is_used, S)
-    tl.store(out_ptr + place, sums.to(out_ptr.dtype.element_ty), mask=is_used)
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from xgr_runtime.hal.registry import OpSpec
 
 from ..triton.launch import check_rows_dense
 from .descriptors import why_descriptors_refused
-from .linear_kernels import add_parts_kernel
+from .linear_kernels import add_parts_rms_norm_kernel
 from .matmul_warp_kernels import warp_product_kernel
 
 CAPABILITY = "sm_90"  # its instructions exist on no other generation
@@ -48,7 +48,7 @@ def why_warps_refused(spec: OpSpec, *row_names: str) -> str | None:
     """Why products of rows of these sizes cannot go this way, or None."""
     if spec.capability not in ("", CAPABILITY):
         return f"needs a GPU of capability {CAPABILITY}, got {spec.capability}"
-    if isinstance(add_parts_kernel, InterpretedFunction):
+    if isinstance(add_parts_rms_norm_kernel, InterpretedFunction):
         return "warps that work apart cannot be interpreted (TRITON_INTERPRET unset)"
     if spec.dtype not in DTYPES:
         return f"takes {', '.join(map(str, DTYPES))}, got {spec.dtype}"

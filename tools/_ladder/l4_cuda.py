@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PROVIDER, COUNT = "triton", "cases of CUDA providers"
 ATTENTION = "xgr_ops.cuda.attention"
-OTHERS = tuple(f"xgr_ops.cuda.{name}" for name in ("layers", "beam", "cache", "head", "matmul"))
+OTHERS = tuple(f"xgr_ops.cuda.{name}" for name in ("layers", "beam", "cache", "head"))
 DTYPES = (torch.float32, torch.float16)
 HISTORY_OPS = ("prefill_attention", "shared_attention")
 LAYER_OPS = (
@@ -43,7 +43,6 @@ BEAM_OPS = (
 PRODUCTS = (
     ("head_logsumexp", "triton"),
     ("head_logsumexp", "triton-tma"),
-    ("linear_silu_mul", "triton-tma"),
 )
 # many rows or a large vocabulary: most of the time, and no path of their own
 SLOW_CASES = ("512", "130]", "wide", "hub", "many", "9000")
