@@ -5,8 +5,10 @@ histories, a new one for every run. Of every row and normalisation, answers are 
 on the same device by `assert_same_answer`; that decoder against the runtime on the CPU, once per model and normalisation. A
 row with a wrong answer has no figure: it is listed among the failures, and the exit code is 1.
 
-median_ms is the time of a batch on the device, from the first copy of its inputs to the end of the copy of its outcome;
-wall_median_ms the time at the caller, from the first request's submission to the last answer.
+median_ms is the time of a batch on the device, from the first copy of its inputs to the end of the copy of its outcome, with
+whatever the device waits for the host in between. device_ms is that of its graphs alone, the prefill and all rounds: what a
+batch takes when the next one follows it closely. wall_median_ms is the time at the caller, from the first request's submission
+to the last answer.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ sys.path.insert(0, str(ROOT))
 from tools._bench.command import exit_code_of, number, whole  # noqa: E402
 from tools._bench.device_facts import commit_of, device_facts  # noqa: E402
 from tools._bench.engine_load import measure_engine  # noqa: E402
+from tools._bench.engine_log import progress  # noqa: E402
 from tools._bench.engine_matrix import (  # noqa: E402
     HISTORY_SEED,
     MODEL_SEED,
@@ -37,7 +40,6 @@ from tools._bench.engine_matrix import (  # noqa: E402
     Plan,
     noting,
 )
-from tools._bench.engine_profile import lines_of, profile_row  # noqa: E402
 from tools._bench.engine_rows import (  # noqa: E402
     ALL_SHAPES,
     LOAD_PROMPT_TOKENS,
@@ -52,9 +54,10 @@ from tools._bench.engine_rows import (  # noqa: E402
     choose,
 )
 from tools._bench.engine_run import SHIPPED, shipped_config  # noqa: E402
+from tools._bench.engine_timing import FEWEST_RUNS  # noqa: E402
 from tools._bench.floor import BF16_TFLOPS  # noqa: E402
 from tools._bench.sid_catalog import Prefixes, draw_items, write_catalog  # noqa: E402
-from tools._bench.timing import add_output_arguments, progress, write_report  # noqa: E402
+from tools._bench.timing import add_output_arguments, write_report  # noqa: E402
 from xgr_runtime.hal.discovery import DEVICE_CHOICES, open_device  # noqa: E402
 
 if TYPE_CHECKING:
@@ -63,7 +66,8 @@ if TYPE_CHECKING:
 CATALOG_SEED = 10
 TINY_ITEMS, TINY_WIDTH = 3000, 16
 MAX_PROMPT_TOKENS, MAX_WIDTH = 5120, 1024
-RUNS, QUICK_RUNS = 20, 5
+RUNS, QUICK_RUNS = 20, 8
+ROW_S = 5.0
 PARTS = ("rows", "memory", "load")
 
 
@@ -72,13 +76,16 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     end_s = time.monotonic() + args.time_limit
     commit = commit_of(ROOT, args.commit)
     device = open_device(args.device).device
-    rows = choose(TINY_ROWS if args.tiny else ROWS, args.rows)
+    table = TINY_ROWS if args.tiny else ROWS
+    profiled = choose(table, args.profile) if args.profile else []
+    rows = choose(table, args.rows) if args.rows or not args.profile else []
+    rows = [row for row in table if row in rows or row in profiled]
     shape = ALL_SHAPES[rows[0].model]
     num_items = min(args.items, TINY_ITEMS) if args.tiny else args.items
     outcome = Outcome()
     report: dict[str, Any] = {
         "commit": commit,
-        "environment": device_facts(device, is_quick=args.quick or args.tiny),
+        "environment": device_facts(device, is_tiny=args.tiny),
         "floor_tflops": BF16_TFLOPS,
         "seeds": {"catalog": CATALOG_SEED, "model": MODEL_SEED, "histories": HISTORY_SEED},
         "warmup_runs": args.warmup,
@@ -104,6 +111,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             catalog=catalog,
             commit=commit,
             repetitions=args.runs,
+            row_s=args.row_seconds,
             warmup=args.warmup,
             checked=args.checked,
             num_judges=max(1, (os.cpu_count() or 2) - 2),
@@ -113,19 +121,15 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             allow_reference=args.allow_reference,
             has_time=lambda: time.monotonic() < end_s,
         )
-        if args.profile:
-            report["profiles"] = []
-            for row in rows:
-                with noting(outcome, row.name):
-                    report["profiles"] += profile_row(plan, row)
-            for found in report["profiles"]:
-                progress("\n".join(lines_of(found)))
-        parts = [] if args.profile else args.part or list(PARTS)
+        parts = args.part or (["rows"] if args.profile else list(PARTS))
         if "rows" in parts:
+            names = frozenset(row.name for row in profiled)
             for name in dict.fromkeys(row.model for row in rows):
-                ModelMatrix(plan, name, [r for r in rows if r.model == name], outcome).run()
+                of_model = [row for row in rows if row.model == name]
+                ModelMatrix(plan, name, of_model, outcome, names).run()
             report["reference_checks"] = outcome.cpu_checks
             report["rows"] = outcome.rows
+            report["profiles"] = outcome.profiles
         for part in ("memory", "load"):
             if part in parts:
                 with noting(outcome, part):
@@ -177,10 +181,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--part", action="append", choices=PARTS, help="instead of all; may be repeated"
     )
     parser.add_argument(
-        "--profile", action="store_true", help="instead: kernels and gaps of the chosen rows"
+        "--profile",
+        action="append",
+        default=[],
+        metavar="ROW",
+        help="kernels and gaps of a row, or of those that match a pattern, too; may be repeated. Without --rows and --part "
+        "only they are measured",
     )
     parser.add_argument("--runs", type=whole(1, 1000), default=None, help=f"default {RUNS}")
     parser.add_argument("--warmup", type=whole(1, 1000), default=3)
+    parser.add_argument(
+        "--row-seconds",
+        type=number(0, 1e6),
+        default=ROW_S,
+        help=f"fewer runs, at least {FEWEST_RUNS}, of a row that takes longer",
+    )
     parser.add_argument(
         "--checked",
         type=whole(1, 8),

@@ -166,7 +166,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         return check(device, dtype, works)
     report: dict[str, Any] = {
         "commit": commit_of(ROOT, args.commit),
-        "environment": device_facts(device, is_quick=args.tiny),
+        "environment": device_facts(device, is_tiny=args.tiny),
         "floor": {"tflops": BF16_TFLOPS, "tb_per_s": COPY_TB_PER_S, "ridge": round(RIDGE, 1)},
         "dtype": args.dtype,
         "items": num_items,

@@ -18,12 +18,15 @@ from tools._bench.busy_share import busy_share
 from tools._bench.drawn_model import EPS, ROPE_THETA, DrawnWeights
 from tools._bench.engine_profile import Interval, segments
 from tools._bench.engine_rows import ROWS, TINY_SHAPE, choose
+from tools._bench.engine_run import LastBatches, medians_ms, stages_ms
 from tools._bench.floor import SHAPES, ModelShape, Work, floor_ms
 from tools._bench.plain_decoder import PlainDecoder
 from tools._bench.sid_catalog import Prefixes, draw_items
 from tools._bench.unconstrained import select_top
 from xgr_runtime.conformance import decoder_reference
 from xgr_runtime.hal.ops.beam import BeamRows, LevelTrie
+from xgr_runtime.xschedule.batch import BatchOutput
+from xgr_runtime.xschedule.stage_times import StageTimes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -228,6 +231,7 @@ def test_tiny_run_of_everything(capsys: pytest.CaptureFixture[str], tmp_path: Pa
         assert row["violations"] == 0
         assert row["checked_requests"] >= 1
         assert math.isfinite(row["median_ms"])
+        assert 0 < row["device_ms"] <= row["p80_ms"]
         assert 0 < row["p20_ms"] <= row["median_ms"] <= row["p80_ms"]
         assert sum(row["stages_ms"][name] for name in ("prefill", "round_0", "round_1")) > 0
         assert row["cached_tokens"] == (32 if "hit" in row["row"] else 0)
@@ -278,8 +282,31 @@ def test_segments_of_a_profile() -> None:
 
 def test_a_tiny_profile(tmp_path: Path) -> None:
     out = tmp_path / "report.json"
-    arguments = ["--device", "cpu", "--tiny", "--dtype", "float32", "--profile", "--commit", "abc"]
-    assert bench_engine.main([*arguments, "--rows", "tiny-w16-h40-b1", "--out", str(out)]) == 0
-    level, vocab = json.loads(out.read_text())["profiles"]
+    arguments = ["--device", "cpu", "--tiny", "--dtype", "float32", "--runs", "1", "--warmup", "1"]
+    arguments += ["--commit", "abc", "--out", str(out)]
+    rows = ["--rows", "tiny-w16-h40-b2", "--profile", "tiny-w8-h40-b1-hit"]
+    assert bench_engine.main([*arguments, *rows]) == 0
+    report = json.loads(out.read_text())
+    assert {row["row"] for row in report["rows"]} == {"tiny-w16-h40-b2", "tiny-w8-h40-b1-hit"}
+    level, vocab = report["profiles"]
+    assert (level["row"], vocab["row"]) == ("tiny-w8-h40-b1-hit",) * 2
     assert (level["normalization"], vocab["normalization"]) == ("level", "vocab")
     assert level["stages_ms"]["prefill"] > 0
+
+
+def test_times_of_a_batch_that_another_one_overtook() -> None:
+    """What is unknown is left out, and medians are those of the runs that know."""
+    known = StageTimes(1e-3, 2e-3, ((1e-3, 2e-3),), ((1e-4, math.nan),), 1e-4, 7e-3, (3e-3,))
+    overtaken = replace(known, rounds_s=((None, None),), selects_s=((None, None),), span_s=9e-3)
+    runs = [stages_ms(BatchOutput((), times)) for times in (known, overtaken)]
+    assert runs[0]["device"] == runs[1]["device"] == pytest.approx(5.0)
+    assert "round_1_select" not in runs[0]
+    assert set(runs[0]) - set(runs[1]) == {"round_0", "round_1", "round_0_select"}
+    assert medians_ms(runs) | {"span": 8.0, "round_1": 2.0, "rounds": 3.0} == medians_ms(runs)
+
+
+def test_batches_that_were_split_are_no_figure_and_do_not_stay() -> None:
+    last = LastBatches([(None, None), (None, None)])  # type: ignore[list-item]
+    with pytest.raises(SystemExit, match="ran in 2 batches"):
+        last.take()
+    assert last.pairs == []

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 COMMIT_VARIABLE = "XGR_COMMIT"
 PRODUCT_SIZE, COPY_BYTES = 8192, 1 << 31
-REPETITIONS = 15
+REPETITIONS, CALLS = 15, 8
 
 
-def device_facts(device: Device, *, is_quick: bool = False) -> dict[str, Any]:
-    """Names and versions, and the two rates: a bf16 product of 8192^3 and a copy within the device."""
-    scale = 1 if device.kind == "cuda" and not is_quick else 16
+def device_facts(device: Device, *, is_tiny: bool = False) -> dict[str, Any]:
+    """Names and versions, and the two rates: a bf16 product of 8192^3 and a copy within the device; smaller ones to try a tool."""
+    scale = 1 if device.kind == "cuda" and not is_tiny else 16
     return {
         **environment(),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M"),
@@ -52,16 +52,17 @@ def commit_of(root: Path, given: str) -> str:
 
 
 def seconds_of(device: Device, fn: Callable[[], object], repetitions: int = REPETITIONS) -> float:
-    """Median seconds of a call on the device, after three calls that warm up."""
+    """Median seconds of a call on the device: of several calls in a row, so that none waits for the host; the first three warm up."""
     times = []
     for number in range(repetitions + 3):
         if device.kind == "cuda":
             start, end = _event(), _event()
             start.record()
-            fn()
+            for _ in range(CALLS):
+                fn()
             end.record()
             end.synchronize()
-            seconds = float(start.elapsed_time(end)) / 1e3
+            seconds = float(start.elapsed_time(end)) / 1e3 / CALLS
         else:
             begin = time.perf_counter()
             fn()

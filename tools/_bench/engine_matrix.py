@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import statistics
 import traceback
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,19 +12,19 @@ import torch
 
 from tools._bench.answer_check import Judges, Verdict
 from tools._bench.drawn_model import DrawnWeights, draw_decoder
+from tools._bench.engine_log import progress
 from tools._bench.engine_parity import Oracle
-from tools._bench.engine_rows import ALL_SHAPES, NORMALIZATIONS, RULES_TEXT, Normalised, Row
+from tools._bench.engine_profile import lines_of, profile_row
+from tools._bench.engine_rows import ALL_SHAPES, NORMALIZATIONS, Normalised, Row
 from tools._bench.engine_run import (
     EngineSizes,
     LastBatches,
     RequestMaker,
     engine_config,
     run_batch,
-    stages_ms,
 )
-from tools._bench.floor import Work, floor_ms
+from tools._bench.engine_timing import figures_of, line_of, parity_of, time_row
 from tools._bench.plain_decoder import PlainDecoder, strict_float32
-from tools._bench.timing import progress
 from tools._bench.unconstrained import unconstrained_selection
 from xgr_runtime import Engine
 from xgr_runtime.hal.cpu import CpuDevice
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from tools._bench.sid_catalog import SidItems
     from xgr_runtime.hal.device import Device
     from xgr_runtime.models.base import RecModel
+    from xgr_runtime.types import RecRequest
 
 MODEL_SEED, HISTORY_SEED = 11, 12
 CPU_WIDTH, CPU_HISTORY = 16, 48
@@ -47,7 +47,8 @@ CPU_PROMPT_TOKENS = 64
 
 @dataclass(frozen=True)
 class Plan:
-    """What every row of a run shares. checked: requests of a batch whose answers are checked.
+    """What every row of a run shares. checked: requests of a batch whose answers are checked. repetitions: runs that are timed,
+    fewer where they take longer than row_s seconds; never fewer than `FEWEST_RUNS`.
 
     max_prompt_tokens and max_width are those of all engines, whatever a row needs: its graphs are those of a deployment.
     """
@@ -58,6 +59,7 @@ class Plan:
     catalog: Path
     commit: str
     repetitions: int
+    row_s: float
     warmup: int
     checked: int
     num_judges: int
@@ -75,6 +77,7 @@ class Outcome:
     rows: list[dict[str, Any]] = field(default_factory=list)
     failures: list[tuple[str, str]] = field(default_factory=list)
     cpu_checks: list[dict[str, Any]] = field(default_factory=list)
+    profiles: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass
@@ -91,10 +94,21 @@ class _Checked:
 
 
 class ModelMatrix:
-    """One model on the device: its decoder, its reference in float32, its engines one after the other."""
+    """One model on the device: its decoder, its reference in float32, its engines one after the other.
 
-    def __init__(self, plan: Plan, name: str, rows: list[Row], outcome: Outcome) -> None:
+    profiled: names of the rows of which kernels and gaps are listed too, once they are timed.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        name: str,
+        rows: list[Row],
+        outcome: Outcome,
+        profiled: frozenset[str] = frozenset(),
+    ) -> None:
         self._plan, self._name, self._rows, self._outcome = plan, name, rows, outcome
+        self._profiled = profiled
         self._shape = ALL_SHAPES[name]
         place = plan.device.torch_device
         weights = DrawnWeights(place, plan.dtype, MODEL_SEED)
@@ -144,6 +158,9 @@ class ModelMatrix:
             last.pairs.clear()
             checks = {}
             for row in rows:
+                if not self._plan.has_time():
+                    self._fail([row], "no time was left")
+                    continue
                 with self._noting(row.name), strict_float32():
                     checks[row.name] = self._ask(engine, last, row)
             for row in rows:
@@ -156,10 +173,9 @@ class ModelMatrix:
 
     def _ask(self, engine: Engine, last: LastBatches, row: Row) -> dict[Normalised, _Checked]:
         """One batch under each normalisation, its first and last requests to be checked."""
-        maker, found = self._makers[row.name], {}
+        found = {}
         for normalization in NORMALIZATIONS:
-            requests = maker.batch(row, normalization)
-            self._visit_before(engine, last, row, requests)
+            requests = self._ready(engine, last, row, normalization)
             results, _ = run_batch(engine, requests)
             batch, output = last.take()
             checked = found[normalization] = _Checked()
@@ -177,74 +193,45 @@ class ModelMatrix:
     def _time(
         self, engine: Engine, last: LastBatches, row: Row, checks: dict[Normalised, _Checked]
     ) -> None:
-        plan, maker = self._plan, self._makers[row.name]
+        plan = self._plan
         for normalization, checked in checks.items():
             bad = [verdict for verdict in checked.verdicts() if verdict.violation]
             if bad:
                 what = f"{normalization}: {len(bad)} of {len(checked.known)} answers are wrong"
                 raise SystemExit(f"{what}: {bad[0].violation}")
         self._free_caches()
-        taken: dict[Normalised, list[dict[str, float]]] = {n: [] for n in NORMALIZATIONS}
-        cached = 0
-        for turn in range(plan.warmup + plan.repetitions):
-            for normalization in NORMALIZATIONS if turn % 2 else NORMALIZATIONS[::-1]:
-                requests = maker.batch(row, normalization)
-                self._visit_before(engine, last, row, requests)
-                results, wall_ms = run_batch(engine, requests)
-                _, output = last.take()
-                cached = results[0].num_cached_tokens
-                if turn >= plan.warmup:
-                    taken[normalization].append({"wall": wall_ms, **stages_ms(output)})
+
+        def ready(row: Row, normalization: Normalised) -> list[RecRequest]:
+            return self._ready(engine, last, row, normalization)
+
+        taken = time_row(plan, engine, last, ready, row)
         stats = engine.stats()
         memory_mib = self._memory_mib()
         for normalization in NORMALIZATIONS:
-            figures = self._figures(row, normalization, taken[normalization], cached)
-            figures |= _parity(checks[normalization].verdicts())
+            figures = {"row": row.name, "commit": plan.commit, "items": len(plan.items.sids)}
+            figures |= figures_of(self._shape, row, normalization, taken[normalization])
+            figures |= parity_of(checks[normalization].verdicts())
             figures["memory_mib"] = memory_mib
             figures["providers"] = {op: list(bound) for op, bound in stats.providers.items()}
             self._outcome.rows.append(figures)
-            progress(_line(figures))
+            progress(line_of(figures))
+        if row.name in self._profiled:
+            with self._noting(f"profile of {row.name}"):
+                found = profile_row(plan.device.kind, engine, last, ready, row)
+                self._outcome.profiles += found
+                for profile in found:
+                    progress("\n".join(lines_of(profile)))
 
-    def _figures(
-        self, row: Row, normalization: Normalised, taken: list[dict[str, float]], cached: int
-    ) -> dict[str, Any]:
-        work = Work(row.history, row.width, row.requests, cached, normalization == "vocab")
-        floor = floor_ms(self._shape, work)
-        device, wall = ([run[name] for run in taken] for name in ("device", "wall"))
-        medians = {name: statistics.median(run[name] for run in taken) for name in taken[0]}
-        stages = {name: round(ms, 4) for name, ms in medians.items() if ms == ms}
-        median, low, high = _percentiles(device)
-        wall_median, wall_low, wall_high = _percentiles(wall)
-        return {
-            "row": row.name,
-            "commit": self._plan.commit,
-            "model": row.model,
-            "width": row.width,
-            "history": row.history,
-            "requests": row.requests,
-            "items": len(self._plan.items.sids),
-            "normalization": normalization,
-            "rules": RULES_TEXT[row.kind],
-            "cached_tokens": cached,
-            "median_ms": median,
-            "p20_ms": low,
-            "p80_ms": high,
-            "wall_median_ms": wall_median,
-            "wall_p20_ms": wall_low,
-            "wall_p80_ms": wall_high,
-            "runs": len(taken),
-            "floor_ms": round(floor, 4),
-            "share_of_floor": round(floor / median, 4),
-            "stages_ms": {n: ms for n, ms in stages.items() if n not in ("wall", "device")},
-        }
-
-    def _visit_before(
-        self, engine: Engine, last: LastBatches, row: Row, requests: list[Any]
-    ) -> None:
+    def _ready(
+        self, engine: Engine, last: LastBatches, row: Row, normalization: Normalised
+    ) -> list[RecRequest]:
+        """A batch's requests, whose users' visits before have been answered."""
+        maker = self._makers[row.name]
+        requests = maker.batch(row, normalization)
         if row.hit_tokens:
-            maker = self._makers[row.name]
             engine.recommend([maker.before_hit(row, request) for request in requests])
             last.pairs.clear()
+        return requests
 
     def _check_cpu(self) -> None:
         """A small search of the same weights on the CPU, in float32, against the reference on this device."""
@@ -267,7 +254,7 @@ class ModelMatrix:
                 verdict = self._judges.ask(question).result()
                 found: dict[str, Any] = {"model": self._name, "normalization": normalization}
                 found |= {"width": CPU_WIDTH, "history": CPU_HISTORY}
-                self._outcome.cpu_checks.append({**found, **_parity([verdict])})
+                self._outcome.cpu_checks.append({**found, **parity_of([verdict])})
                 if verdict.violation:
                     self._fail(
                         [row], f"CPU and device differ, {normalization}: {verdict.violation}"
@@ -318,31 +305,3 @@ def noting(outcome: Outcome, what: str) -> Iterator[None]:
         progress(f"FAILED {what}: {error}")
         if not isinstance(error, SystemExit):
             progress(traceback.format_exc(limit=-6))
-
-
-def _percentiles(times_ms: list[float]) -> tuple[float, float, float]:
-    low, high = np.percentile(times_ms, [20, 80]).round(4).tolist()
-    return round(statistics.median(times_ms), 4), low, high
-
-
-def _parity(verdicts: list[Verdict]) -> dict[str, Any]:
-    stats = [verdict.stats for verdict in verdicts if verdict.stats is not None]
-    return {
-        "violations": sum(bool(verdict.violation) for verdict in verdicts),
-        "near_ties": sum(found.num_rows - found.num_common for found in stats),
-        "ranks_swapped": sum(verdict.num_swapped for verdict in verdicts),
-        "checked_requests": len(verdicts),
-        "checked_rows": sum(found.num_rows for found in stats),
-        "safe_rows": sum(found.num_safe for found in stats),
-        "possible_sets_checked": sum(found.possible_checked for found in stats),
-        "largest_score_error": round(max((found.max_error for found in stats), default=0.0), 6),
-    }
-
-
-def _line(figures: dict[str, Any]) -> str:
-    return (
-        f"{figures['row']:32} {figures['normalization']:6} {figures['median_ms']:9.3f} ms "
-        f"({figures['p20_ms']:.3f}-{figures['p80_ms']:.3f}), wall {figures['wall_median_ms']:.3f}, "
-        f"floor {figures['floor_ms']:.3f} = {figures['share_of_floor']:.0%}, "
-        f"error {figures['largest_score_error']}, near ties {figures['near_ties']}"
-    )

@@ -6,7 +6,6 @@ are for comparison with each other, the row's own time is that of a run without 
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,24 +14,19 @@ import numpy as np
 import torch
 
 from tools._bench.busy_share import WORK, busy_share
-from tools._bench.drawn_model import DrawnWeights, draw_decoder
-from tools._bench.engine_load import check_answer
-from tools._bench.engine_matrix import HISTORY_SEED, MODEL_SEED, Plan
-from tools._bench.engine_rows import ALL_SHAPES, NORMALIZATIONS, Normalised, Row
-from tools._bench.engine_run import (
-    EngineSizes,
-    LastBatches,
-    RequestMaker,
-    engine_config,
-    run_batch,
-    stages_ms,
-)
-from xgr_runtime import Engine
+from tools._bench.engine_rows import NORMALIZATIONS
+from tools._bench.engine_run import LastBatches, medians_ms, run_batch, stages_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-BATCHES, WARMUP = 5, 3
+    from tools._bench.engine_rows import Normalised, Row
+    from xgr_runtime import Engine
+    from xgr_runtime.types import RecRequest
+
+    Ready = Callable[[Row, Normalised], list[RecRequest]]
+
+BATCHES, WARMUP = 5, 1
 FEWEST_KERNELS = 20  # of a captured graph; fewer with the same number are a copy or a single launch
 TOP = 14
 LONGEST_NAME = 72
@@ -48,53 +42,41 @@ class Interval:
     launch: int
 
 
-def profile_row(plan: Plan, row: Row) -> list[dict[str, Any]]:
-    """Both normalisations of a row, by an engine of its own whose answers are checked."""
-    shape, last = ALL_SHAPES[row.model], LastBatches([])
-    sizes = EngineSizes(plan.max_prompt_tokens, plan.max_width, plan.page_size)
-    dtype = str(plan.dtype).removeprefix("torch.")
-    config = engine_config(
-        row, sizes, plan.device.kind, dtype, plan.catalog, allow_reference=plan.allow_reference
-    )
-    weights = DrawnWeights(plan.device.torch_device, plan.dtype, MODEL_SEED)
-    maker = RequestMaker(plan.items, shape.text_vocabulary, HISTORY_SEED)
-    model, found = draw_decoder(shape, weights), []
-    with Engine(config, plan.device, model, "drawn", on_batch=last.note) as engine:
-        for normalization in NORMALIZATIONS:
-            found.append(_profile(plan, engine, last, maker, row, normalization))
-        last.pairs.clear()
-        requests = maker.batch(row, "level")
-        results, _ = run_batch(engine, requests)
-        batch, output = last.take()
-    check_answer(plan, shape, weights, (requests[0], results[0], batch, output))
-    return found
+def profile_row(
+    kind: str, engine: Engine, last: LastBatches, ready: Ready, row: Row
+) -> list[dict[str, Any]]:
+    """Both normalisations of a row that an engine on a device of that kind has been timed with.
+
+    ready: gives the requests of a batch, and has asked whatever comes before them.
+    """
+    return [_profile(kind, engine, last, ready, row, how) for how in NORMALIZATIONS]
 
 
 def _profile(
-    plan: Plan,
+    kind: str,
     engine: Engine,
     last: LastBatches,
-    maker: RequestMaker,
+    ready: Ready,
     row: Row,
     normalization: Normalised,
 ) -> dict[str, Any]:
-    stages: dict[str, list[float]] = defaultdict(list)
+    taken = []
     for number in range(WARMUP + BATCHES):
-        last.pairs.clear()
-        run_batch(engine, maker.batch(row, normalization))
-        if number >= WARMUP:
-            for name, ms in stages_ms(last.take()[1]).items():
-                stages[name].append(ms)
+        run_batch(engine, ready(row, normalization))
+        stages = stages_ms(last.take()[1])
+        taken += [stages] if number >= WARMUP else []
     report = {
         "row": row.name,
         "normalization": normalization,
-        "stages_ms": {n: round(statistics.median(ms), 4) for n, ms in stages.items()},
+        "stages_ms": medians_ms(taken),
     }
-    if plan.device.kind != "cuda":
+    if kind != "cuda":
         return {**report, "segments": []}
+    batches = [ready(row, normalization) for _ in range(BATCHES)]
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for _ in range(BATCHES):
-            run_batch(engine, maker.batch(row, normalization))
+        for requests in batches:
+            run_batch(engine, requests)
+    last.pairs.clear()
     assert profile.profiler is not None
     assert profile.profiler.kineto_results is not None
     work = intervals(profile.profiler.kineto_results.events())

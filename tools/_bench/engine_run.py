@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -23,7 +24,7 @@ from xgr_runtime.shipped import config_file
 from xgr_runtime.types import RecRequest, Rules, Search
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -34,7 +35,10 @@ if TYPE_CHECKING:
 
 SHIPPED = {"cuda": "h200"}  # kind of device -> name of the configuration
 FIRST_TOKEN = 1  # before every history
-MAX_WAIT_MS = 50.0  # a batch is closed when it is full, long before that
+MAX_WAIT_MS = (
+    1000.0  # a batch is closed when it is full, long before that, also where rule sets are new
+)
+PREFIX_CACHE_BYTES = 2 << 30  # visits before are asked for just before they are hit
 
 
 @dataclass(frozen=True)
@@ -57,10 +61,11 @@ class LastBatches:
         self.pairs.append((batch, output))
 
     def take(self) -> tuple[Batch, BatchOutput]:
-        """The only batch since the last call."""
-        if len(self.pairs) != 1:
-            raise SystemExit(f"the requests of a batch ran in {len(self.pairs)} batches")
-        return self.pairs.pop()
+        """The only batch since the last call; forgets them all."""
+        pairs, self.pairs[:] = list(self.pairs), []
+        if len(pairs) != 1:
+            raise SystemExit(f"the requests of a batch ran in {len(pairs)} batches")
+        return pairs[0]
 
 
 def shipped_config(kind: str) -> RuntimeConfig:
@@ -108,6 +113,7 @@ def engine_config(
             base.cache,
             page_size_tokens=sizes.page_size or base.cache.page_size_tokens,
             prefix_cache=row.kind in ("miss", "hit"),
+            prefix_cache_bytes=min(PREFIX_CACHE_BYTES, base.cache.prefix_cache_bytes),
         ),
         ops=OpsConfig(allow_reference=allow_reference),
         buckets=replace(base.buckets, at_start=captures_all),
@@ -175,15 +181,30 @@ def run_batch(engine: Engine, requests: Sequence[RecRequest]) -> tuple[list[RecR
 
 
 def stages_ms(output: BatchOutput) -> dict[str, float]:
-    """Milliseconds on the device: of the whole batch, and of its stages; NaN for what the device cannot tell."""
+    """Milliseconds on the device, without what it cannot tell.
+
+    span: from the first copy of the inputs to the end of the copy of the outcome, with whatever the device waited for the host
+    in between. device: what is captured alone, the prefill and all rounds. Then the stages.
+    """
     times = output.times
-    (rounds,), (selects,) = times.rounds_s, times.selects_s
-    found = {
-        "device": times.span_s,
+    (rounds,), (selects,), (all_rounds_s,) = times.rounds_s, times.selects_s, times.all_rounds_s
+    found: dict[str, float | None] = {
+        "span": times.span_s,
+        "device": times.prefill_s + all_rounds_s,
         "inputs": times.to_device_s,
         "prefill": times.prefill_s,
+        "rounds": all_rounds_s,
         **{f"round_{number}": seconds for number, seconds in enumerate(rounds)},
         **{f"round_{number}_select": seconds for number, seconds in enumerate(selects)},
         "outcome": times.to_host_s,
     }
-    return {name: math.nan if s is None else s * 1e3 for name, s in found.items()}
+    return {name: s * 1e3 for name, s in found.items() if s is not None and math.isfinite(s)}
+
+
+def medians_ms(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Median of every stage over the runs that know it."""
+    names = dict.fromkeys(name for run in runs for name in run)
+    return {
+        name: round(statistics.median(run[name] for run in runs if name in run), 4)
+        for name in names
+    }

@@ -37,7 +37,7 @@ FIRST_TOKENS, FIRST_ROWS = 128, 64
 # Steps that an octave beyond 512 is cut into: a prefill takes most of the time, and its graphs serve every catalogue.
 _TOKEN_STEPS, _ROW_STEPS = 4, 2
 _FEW_ROWS = 256  # padding each history to so many costs little
-_ALMOST = 0.95  # a size that near below the largest one is left out
+_ALMOST = 0.95  # a size of ours that near below the largest one is left out
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,8 @@ def _rungs(
     rows: tuple[int, ...],
 ) -> Iterator[Rung]:
     c, width = capacities, config.limits.max_beam_width
-    tokens = config.buckets.tokens or _by_octave(FIRST_TOKENS, c.num_tokens, _TOKEN_STEPS)
+    named = config.buckets.tokens
+    tokens = named or _by_octave(FIRST_TOKENS, c.num_tokens, _TOKEN_STEPS)
     fewer = 0
     for number in histories:
         # A batch of few histories has at most so much; one of more histories than the rung before has at least `fewer`.
@@ -215,7 +216,9 @@ def _rungs(
         most_rows = min(c.num_rows, number * width)
         yield Rung(
             number,
-            _within(tokens, fewer, most_tokens) if device.is_prefill_captured else (),
+            _within(tokens, fewer, most_tokens, is_named=bool(named))
+            if device.is_prefill_captured
+            else (),
             tuple(_shares(_within(rows, fewer, most_rows), number, device.is_graph_per_round)),
         )
         fewer = number
@@ -232,9 +235,12 @@ def _shares(
         yield size, size
 
 
-def _within(sizes: tuple[int, ...], lowest: int, highest: int) -> tuple[int, ...]:
-    """Those above `lowest` and clearly below `highest`, and `highest`."""
-    return (*(size for size in sizes if lowest < size <= _ALMOST * highest), highest)
+def _within(
+    sizes: tuple[int, ...], lowest: int, highest: int, *, is_named: bool = False
+) -> tuple[int, ...]:
+    """Those above `lowest` and clearly below `highest`, which are all below it where the configuration names them, and `highest`."""
+    end = highest - 1 if is_named else _ALMOST * highest
+    return (*(size for size in sizes if lowest < size <= end), highest)
 
 
 def _by_factor(first: int, last: int, factor: int) -> tuple[int, ...]:
