@@ -15,15 +15,33 @@ from tools import bench_engine
 from tools._bench.answer_check import Judges, Question, judge
 from tools._bench.answer_scores import LevelScorer, foresee
 from tools._bench.busy_share import busy_share
-from tools._bench.drawn_model import EPS, ROPE_THETA, DrawnWeights
+from tools._bench.drawn_model import EPS, ROPE_THETA, DrawnWeights, draw_decoder
+from tools._bench.engine_memory import MIB, planned_bytes, takes_mib
 from tools._bench.engine_profile import Interval, segments
-from tools._bench.engine_rows import ROWS, TINY_SHAPE, choose
-from tools._bench.engine_run import LastBatches, medians_ms, stages_ms
+from tools._bench.engine_rows import (
+    LOAD_PROMPT_TOKENS,
+    LOAD_ROW,
+    MEMORY_PROMPT_TOKENS,
+    MEMORY_ROW,
+    ROWS,
+    TINY_MEMORY_ROW,
+    TINY_SHAPE,
+    choose,
+)
+from tools._bench.engine_run import (
+    EngineSizes,
+    LastBatches,
+    engine_config,
+    medians_ms,
+    stages_ms,
+)
 from tools._bench.floor import SHAPES, ModelShape, Work, floor_ms
 from tools._bench.plain_decoder import PlainDecoder
-from tools._bench.sid_catalog import Prefixes, draw_items
+from tools._bench.sid_catalog import Prefixes, draw_items, write_catalog
 from tools._bench.unconstrained import select_top
+from xgr_runtime import Engine
 from xgr_runtime.conformance import decoder_reference
+from xgr_runtime.hal.cpu import CpuDevice
 from xgr_runtime.hal.ops.beam import BeamRows, LevelTrie
 from xgr_runtime.xschedule.batch import BatchOutput
 from xgr_runtime.xschedule.stage_times import StageTimes
@@ -310,3 +328,60 @@ def test_batches_that_were_split_are_no_figure_and_do_not_stay() -> None:
     with pytest.raises(SystemExit, match="ran in 2 batches"):
         last.take()
     assert last.pairs == []
+
+
+def test_memory_of_the_measured_engines_is_within_reach(tmp_path: Path) -> None:
+    """Their buffers counted by hand: 14 MiB a page of 128 tokens, 224 KiB a beam's two tokens."""
+    catalog = write_catalog(draw_items(50, 8192, 1), tmp_path / "items.xgr", SMALL.text_vocabulary)
+    found = []
+    for row, tokens in ((MEMORY_ROW, MEMORY_PROMPT_TOKENS), (LOAD_ROW, LOAD_PROMPT_TOKENS)):
+        sizes = EngineSizes(tokens, row.width)
+        config = engine_config(
+            row, sizes, "cuda", "bfloat16", catalog, allow_reference=False, captures_all=True
+        )
+        found.append(planned_bytes(SMALL, config, torch.bfloat16))
+    one, load = found
+    assert one["weights"] == load["weights"] == pytest.approx(2 * 620.8e6, rel=1e-3)
+    assert one["head_rows"] == 3 * 8192 * 1024 * 2
+    assert one["pages"] == (1 + 2 * (24 + 1)) * 14 * MIB
+    assert load["pages"] == (1 + 2 * (64 + 8)) * 14 * MIB
+    assert one["beams"] == (513 + 64) * 224 * 1024
+    assert 0 < load["beams"] - 4097 * 224 * 1024 <= 64 * MIB
+    # the widest activations once in the graphs' pool and once outside of it
+    prefill = 2 * 8192 * (3 * 1024 + 2 * 4096 + 3 * 3072)
+    rounds = 4096 * (4 * 8192 + 2 * (3 * 1024 + 2 * 4096 + 3 * 3072))
+    slot = 1.25 * 1_231_051 * (8 + 16 + 4 + 4)
+    assert sum(one.values()) - one["weights"] + slot + 2 * prefill < 2 * 2**30
+    assert sum(load.values()) + slot + 2 * (prefill + rounds) < 10.6e9
+
+
+def test_planned_memory_is_what_an_engine_allocates(tmp_path: Path) -> None:
+    row, dtype = TINY_MEMORY_ROW, torch.float32
+    catalog = write_catalog(draw_items(20_000, 64, 1), tmp_path / "items.xgr", 32)
+    config = engine_config(row, EngineSizes(64, 8), "cpu", "float32", catalog, allow_reference=True)
+    weights = DrawnWeights(CPU, dtype, 3)
+    planned = planned_bytes(TINY_SHAPE, config, dtype)
+    with Engine(config, CpuDevice(), draw_decoder(TINY_SHAPE, weights), "drawn") as engine:
+        kv, found = engine.runner.kv, takes_mib(TINY_SHAPE, engine, dtype, 100.0)
+    assert (planned["pages"], planned["beams"]) == (kv.shared.num_bytes, kv.unshared.num_bytes)
+    assert found["catalogue"] > 0
+    assert sum(found.values()) == pytest.approx(100.0, abs=0.5)
+
+
+def test_a_selection_that_misses_some_is_no_baseline(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without a catalogue too: scores of all kept beams are right, and half of the codes are never looked at."""
+
+    def half(logits_NC: torch.Tensor, *rest: object) -> None:  # noqa: N803 - the suffix is its shape
+        logits_NC[:, ::2] = -torch.inf
+        select_top(logits_NC, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("tools._bench.unconstrained.select_top", half)
+    out = tmp_path / "report.json"
+    arguments = ["--device", "cpu", "--tiny", "--dtype", "float32", "--runs", "1", "--part", "rows"]
+    arguments += ["--rows", "tiny-w16-h40-b2-unconstrained", "--commit", "abc", "--out", str(out)]
+    assert bench_engine.main(arguments) == 1
+    report = json.loads(out.read_text())
+    assert report["rows"] == []
+    assert any("answers are wrong" in failure["reason"] for failure in report["failures"])

@@ -64,9 +64,27 @@ class LevelScorer:
             scores += self._log_probs(unique, torch.from_numpy(row.reshape(-1)), last)
         return scores
 
+    def best_of_all(
+        self, codes: NDArray[np.int64], width: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Of all continuations of prefixes [n, length], in a catalogue or not, the best: codes and scores, best first."""
+        log_probs = self._all_log_probs(codes)
+        scores = log_probs + torch.from_numpy(self.scores_of(codes)).to(log_probs)[:, None]
+        top = scores.flatten().topk(min(width, scores.numel()))
+        place = top.indices.cpu().numpy()
+        row, code = np.divmod(place, self._prefixes.num_codes)
+        best = np.concatenate([codes[row], code[:, None]], axis=1)
+        return best, top.values.double().cpu().numpy()
+
     def _log_probs(
         self, codes: NDArray[np.int64], row: torch.Tensor, code: torch.Tensor
     ) -> NDArray[np.float64]:
+        log_probs = self._all_log_probs(codes)
+        place = log_probs.device
+        return log_probs[row.to(place), code.to(place)].double().cpu().numpy()
+
+    def _all_log_probs(self, codes: NDArray[np.int64]) -> torch.Tensor:
+        """Of every code behind each prefix [n, length]."""
         decoder, level, num_codes = self._decoder, codes.shape[1], self._prefixes.num_codes
         device = decoder.head_VM.device
         hidden = self._read.hidden_M[None]
@@ -81,8 +99,7 @@ class LevelScorer:
             if self._is_vocab
             else logits.logsumexp(1)
         )
-        row, code = row.to(device), code.to(device)
-        return (logits[row, code] - lse[row]).double().cpu().numpy()
+        return logits.sub_(lse[:, None])
 
 
 def foresee(

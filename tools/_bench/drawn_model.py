@@ -92,9 +92,3 @@ def decoder_config(shape: ModelShape) -> DecoderConfig:
 def draw_decoder(shape: ModelShape, weights: DrawnWeights) -> Decoder:
     """The runtime's own decoder over drawn weights, in their dtype on their device."""
     return load_decoder(decoder_config(shape), cast("WeightReader", weights), ParallelContext())
-
-
-def weight_bytes(shape: ModelShape, dtype: torch.dtype) -> int:
-    """Bytes of all weights on the device: layers with their norms, the embedding and the last norm."""
-    norms = shape.num_layers * (2 * shape.hidden_size + 2 * shape.head_dim) + shape.hidden_size
-    return dtype.itemsize * (shape.layer_parameters + norms + shape.vocab_size * shape.hidden_size)

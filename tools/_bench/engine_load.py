@@ -17,8 +17,10 @@ import torch
 
 from tools._bench.answer_check import judge
 from tools._bench.busy_share import busy_share, device_intervals
-from tools._bench.drawn_model import DrawnWeights, draw_decoder, weight_bytes
+from tools._bench.drawn_model import DrawnWeights, draw_decoder
+from tools._bench.engine_log import progress
 from tools._bench.engine_matrix import HISTORY_SEED, MODEL_SEED, Plan
+from tools._bench.engine_memory import MIB, takes_mib, weight_bytes
 from tools._bench.engine_parity import Oracle
 from tools._bench.engine_rows import ALL_SHAPES, Row
 from tools._bench.engine_run import (
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
     from xgr_runtime.types import RecRequest, RecResult
     from xgr_runtime.xschedule.batch import Batch, BatchOutput
 
-MIB = 2**20
 PROFILED_S, SETTLING_S = 3.6, 1.0
 NUM_REQUESTS = 256  # distinct ones, asked again and again
 
@@ -69,6 +70,7 @@ def measure_engine(
     start = time.monotonic()
     with Engine(config, plan.device, model, "drawn", on_batch=last.note) as engine:
         start_s = round(time.monotonic() - start, 2)
+        progress(f"{row.name}: engine started in {start_s} s")
         figures = _memory(plan, engine, maker, row)
         if is_profiled:
             figures |= _busy(engine, maker, row)
@@ -88,6 +90,9 @@ def measure_engine(
         "requests": row.requests,
         "items": len(plan.items.sids),
         "max_prompt_tokens": max_prompt_tokens,
+        "max_batch_tokens": config.scheduler.max_batch_tokens,
+        "max_batch_rows": config.scheduler.max_batch_rows,
+        "prefix_cache": config.cache.prefix_cache,
         "max_batches_in_flight": config.scheduler.max_batches_in_flight,
         **figures,
         "start_s": start_s,
@@ -129,6 +134,8 @@ def _memory(plan: Plan, engine: Engine, maker: RequestMaker, row: Row) -> dict[s
         "weights_mib": round(weights_mib, 1),
         "started_mib": round(started, 1),
         "beyond_weights_mib": round(once - weights_mib, 1),
+        "takes_mib": takes_mib(ALL_SHAPES[row.model], engine, plan.dtype, once),
+        "graphs_mib": round(engine.stats().graph_bytes / MIB, 1),
         "used_beyond_weights_mib": round(used - weights_mib, 1),
         "peak_reserved_mib": round(peak, 1),
         "process_mib": round(_process_mib(plan), 1),

@@ -10,6 +10,7 @@ import torch
 from tools._bench.answer_check import Question, Verdict
 from tools._bench.answer_scores import LevelScorer, foresee
 from tools._bench.sid_catalog import Prefixes
+from xgr_runtime.conformance.same_answer import SameAnswerStats
 from xgr_runtime.xschedule.results import beam_levels
 
 if TYPE_CHECKING:
@@ -67,20 +68,39 @@ class Oracle:
     def check_unconstrained(
         self, request: RecRequest, batch: Batch, output: BatchOutput
     ) -> Verdict:
-        """A run whose selection knows no catalogue: every kept beam's score against the reference's, level by level."""
-        scorer = self._scorer(request)
-        for level, (codes, own) in enumerate(
+        """A run whose selection knows no catalogue, level by level.
+
+        Every kept beam's score against the reference's, and the i-th best kept one against the i-th best of all
+        continuations of what was kept before: had one been missed, all behind it would be too low.
+        """
+        scorer, name = self._scorer(request), request.request_id
+        width, before, largest, common = request.searches[0].beam_width or 0, None, 0.0, 0
+        for level, (codes, scores) in enumerate(
             _unconstrained_beams(batch, output, request.request_id)
         ):
-            if len(codes) != request.searches[0].beam_width or (np.diff(own) > 0).any():
+            own = -np.sort(-scores)
+            kept = np.zeros((1, 0), np.int64) if before is None else before
+            best, wanted = scorer.best_of_all(kept, width)
+            if len({tuple(row) for row in codes.tolist()}) != len(best):
+                return Verdict(name, f"level {level}: {len(codes)} rows, {len(best)} others exist")
+            off = np.abs(scores - scorer.scores_of(codes)).max(), np.abs(own - wanted).max()
+            if not max(off) <= self._t:
                 return Verdict(
-                    request.request_id, f"level {level}: {len(codes)} rows, sorted wrongly"
+                    name, f"level {level}: a score is off by {off[0]}, a rank's by {off[1]}"
                 )
-            wanted = scorer.scores_of(codes)
-            off = float(np.abs(own - wanted).max())
-            if not off <= self._t:
-                return Verdict(request.request_id, f"level {level}: a score is off by {off}")
-        return Verdict(request.request_id, "")
+            largest, before = max(largest, *map(float, off)), codes
+            common = len(set(map(tuple, codes.tolist())) & set(map(tuple, best.tolist())))
+        stats = SameAnswerStats(
+            num_rows=width,
+            num_safe=0,
+            num_possible=0,
+            num_common=common,
+            num_reference=width,
+            is_identical=common == width,
+            possible_checked=False,
+            max_error=largest,
+        )
+        return Verdict(name, "", stats)
 
     def _scorer(self, request: RecRequest) -> LevelScorer:
         prompt, (search,) = request.prompt_token_ids, request.searches
