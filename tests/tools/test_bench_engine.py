@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from dataclasses import replace
@@ -373,7 +374,8 @@ def test_a_selection_that_misses_some_is_no_baseline(
 ) -> None:
     """Without a catalogue too: scores of all kept beams are right, and half of the codes are never looked at."""
 
-    def half(logits_NC: torch.Tensor, *rest: object) -> None:  # noqa: N803 - the suffix is its shape
+    @functools.wraps(select_top)
+    def half(logits_NC: torch.Tensor, *rest: object) -> None:
         logits_NC[:, ::2] = -torch.inf
         select_top(logits_NC, *rest)  # type: ignore[arg-type]
 
