@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.helpers.strict_device import StrictDevice
 from tools import bench_engine
 from tools._bench.answer_check import Judges, Question, judge
 from tools._bench.answer_scores import LevelScorer, foresee
@@ -41,10 +42,13 @@ from tools._bench.plain_decoder import PlainDecoder
 from tools._bench.sid_catalog import Prefixes, draw_items, write_catalog
 from tools._bench.unconstrained import select_top
 from xgr_runtime import Engine
+from xgr_runtime.config_check import check_config
 from xgr_runtime.conformance import decoder_reference
 from xgr_runtime.hal.cpu import CpuDevice
 from xgr_runtime.hal.ops.beam import BeamRows, LevelTrie
 from xgr_runtime.xschedule.batch import BatchOutput
+from xgr_runtime.xschedule.capacities import capacities_of
+from xgr_runtime.xschedule.ladder import ladder_of
 from xgr_runtime.xschedule.stage_times import StageTimes
 
 if TYPE_CHECKING:
@@ -340,6 +344,7 @@ def test_memory_of_the_measured_engines_is_within_reach(tmp_path: Path) -> None:
         config = engine_config(
             row, sizes, "cuda", "bfloat16", catalog, allow_reference=False, captures_all=True
         )
+        check_config(config)
         found.append(planned_bytes(SMALL, config, torch.bfloat16))
     one, load = found
     assert one["weights"] == load["weights"] == pytest.approx(2 * 620.8e6, rel=1e-3)
@@ -387,3 +392,18 @@ def test_a_selection_that_misses_some_is_no_baseline(
     report = json.loads(out.read_text())
     assert report["rows"] == []
     assert any("answers are wrong" in failure["reason"] for failure in report["failures"])
+
+
+def test_every_row_has_an_engine_with_a_bucket_of_its_own_size(tmp_path: Path) -> None:
+    """On an H200 no row pads its new tokens or its beams; a hit leaves 128 tokens behind whole pages."""
+    catalog = write_catalog(draw_items(50, 8192, 1), tmp_path / "items.xgr", SMALL.text_vocabulary)
+    device = StrictDevice()
+    for row in ROWS:
+        sizes = EngineSizes(bench_engine.MAX_PROMPT_TOKENS, bench_engine.MAX_WIDTH)
+        config = engine_config(row, sizes, "cuda", "bfloat16", catalog, allow_reference=False)
+        check_config(config)
+        rung = ladder_of(config, capacities_of(config), device).rungs[-1]
+        page = config.cache.page_size_tokens
+        new = row.history - row.hit_tokens // page * page
+        assert row.requests * new in rung.tokens, row.name
+        assert row.requests * row.width in [rows for rows, _ in rung.rows], row.name

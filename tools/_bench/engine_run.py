@@ -89,6 +89,7 @@ def engine_config(
     captures_all: every graph of the shipped list when the engine starts; else the same sizes, each when it is needed.
     """
     base, requests = shipped_config(kind), row.requests
+    most_tokens = requests * sizes.max_prompt_tokens
     return replace(
         base,
         device=kind,  # type: ignore[arg-type]
@@ -105,7 +106,7 @@ def engine_config(
         scheduler=replace(
             base.scheduler,
             max_batch_histories=requests,
-            max_batch_tokens=requests * sizes.max_prompt_tokens,
+            max_batch_tokens=most_tokens,
             max_batch_rows=requests * sizes.max_width,
             max_wait_ms=MAX_WAIT_MS,
         ),
@@ -116,7 +117,11 @@ def engine_config(
             prefix_cache_bytes=min(PREFIX_CACHE_BYTES, base.cache.prefix_cache_bytes),
         ),
         ops=OpsConfig(allow_reference=allow_reference),
-        buckets=replace(base.buckets, at_start=captures_all),
+        buckets=replace(
+            base.buckets,
+            at_start=captures_all,
+            tokens=tuple(number for number in base.buckets.tokens if number <= most_tokens),
+        ),
     )
 
 
