@@ -39,6 +39,7 @@ BEAM_OPS = (
     "flag_failed_searches",
     "reorder_unshared_kv",
 )
+NUM_PARTS = 3  # of the inner dim
 # by address and by descriptor; they know 16-bit numbers alone
 PRODUCTS = (
     ("head_logsumexp", "triton"),
@@ -58,7 +59,7 @@ class InterpretedGpu(CpuDevice):
 
 
 def check_cuda(report: Report) -> None:
-    """Parity of attention over histories, of layers, beams and products, then attention with small tiles and split keys."""
+    """Parity of attention over histories, of layers, beams, the head and sums of parts, then attention with small tiles and split keys."""
     attention: Any = import_module(ATTENTION)
     for module in OTHERS:
         import_module(module)
@@ -70,6 +71,7 @@ def check_cuda(report: Report) -> None:
     _check_too_many_places(report)
     for op_name, provider in PRODUCTS:
         _check(op_name, torch.float16, report, provider)
+    _check_sum_of_parts(report)
     chosen = attention.tiles_for
     attention.tiles_for = lambda *_: attention.HistoryTiles(*SMALL_TILES)
     try:
@@ -77,6 +79,31 @@ def check_cuda(report: Report) -> None:
             _check(op_name, torch.float32, report)
     finally:
         attention.tiles_for = chosen
+
+
+def _check_sum_of_parts(report: Report) -> None:
+    """What follows a product in parts; the parts are torch's, since warps that work apart cannot be interpreted."""
+    kernel: Any = import_module("xgr_ops.cuda.linear_kernels").add_parts_rms_norm_kernel
+    next_power_of_two = import_module("xgr_ops.triton.launch").next_power_of_two
+
+    def norm_of_parts(
+        x_NK: torch.Tensor,
+        weight_MK: torch.Tensor,
+        residual_NM: torch.Tensor,
+        norm_weight_M: torch.Tensor,
+        eps: float,
+    ) -> torch.Tensor:
+        slices = [matrix.float().tensor_split(NUM_PARTS, 1) for matrix in (x_NK, weight_MK)]
+        parts_SNM = torch.stack([x @ weight.T for x, weight in zip(*slices, strict=True)])
+        out_NM = torch.empty_like(residual_NM)
+        num_rows, size = residual_NM.shape
+        sizes = {"S": NUM_PARTS, "M": size, "M_PAD": next_power_of_two(size), "TILE_ROWS": 1}
+        arrays = (parts_SNM, residual_NM, norm_weight_M, out_NM)
+        kernel[(num_rows,)](*arrays, num_rows, eps, **sizes, IS_DEPENDENT=False)
+        return out_NM
+
+    for dtype in DTYPES:
+        _check_function("linear_add_rms_norm", "sum of parts", norm_of_parts, dtype, report)
 
 
 def _check_too_many_places(report: Report) -> None:
@@ -98,14 +125,19 @@ def _provided(op_name: str, provider: str) -> Callable[..., Any]:
 
 
 def _check(op_name: str, dtype: torch.dtype, report: Report, provider: str = PROVIDER) -> None:
-    op, fn = all_ops()[op_name], _provided(op_name, provider)
+    _check_function(op_name, provider, _provided(op_name, provider), dtype, report)
+
+
+def _check_function(
+    op_name: str, provider: str, fn: Callable[..., Any], dtype: torch.dtype, report: Report
+) -> None:
 
     def cases(dtype: torch.dtype) -> Iterator[OpCase]:
         for case in GENERATORS[op_name](dtype):
             if not any(part in case.label for part in SLOW_CASES):
                 yield case
 
-    entry = check_provider(op, provider, fn, dtype, InterpretedGpu(), cases)
+    entry = check_provider(all_ops()[op_name], provider, fn, dtype, InterpretedGpu(), cases)
     report.counts[COUNT] += entry.num_run
     report.require(entry.num_run > 0, f"{op_name}, {dtype}: all cases refused: {entry.refusals}")
     for label, message in entry.failures:
