@@ -56,7 +56,7 @@ def delay_model(engine: Engine, name: str) -> None:
 
 
 def delay_inputs(engine: Engine) -> None:
-    engine.runner.inputs.fill = delayed(engine.runner.inputs.fill, DELAY_S)  # type: ignore[method-assign]
+    engine.runner.inputs.send = delayed(engine.runner.inputs.send, DELAY_S)  # type: ignore[method-assign]
 
 
 def delay_outcome(engine: Engine) -> None:

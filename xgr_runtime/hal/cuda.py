@@ -13,8 +13,8 @@ recorded into the graph's stream or break it, so captures exclude both.
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -81,6 +81,29 @@ class _CudaGraph:
         self._graph.replay()
 
 
+class _Entered:
+    """Inside, the thread's stream is that of a lane. A batch enters some, so this is a few calls and no generator."""
+
+    __slots__ = ("_before", "_device", "_outer", "_own", "_stream")
+
+    def __init__(self, device: "CudaDevice", stream: torch.cuda.Stream) -> None:
+        self._device, self._stream = device, stream
+
+    def __enter__(self) -> None:
+        # The thread's current device may be another one: setting a stream makes its device the current one.
+        self._outer = self._own = torch.cuda.current_stream()
+        if self._outer.device_index != self._stream.device_index:
+            self._own = torch.cuda.current_stream(self._device.torch_device)
+        self._before = self._device.inside()
+        self._device.enter(self._stream)
+
+    def __exit__(self, *_: object) -> None:
+        self._device.leave(self._before)
+        torch.cuda.set_stream(self._own)
+        if self._outer is not self._own:
+            torch.cuda.set_stream(self._outer)
+
+
 class CudaDevice:
     """The process's current CUDA device."""
 
@@ -102,6 +125,7 @@ class CudaDevice:
             for lane in LANES
         }
         self._stream = self._streams["compute"]
+        self._default = torch.cuda.default_stream(self.torch_device)
         self._lock = threading.Lock()
         self._open = threading.local()  # the stream of the lane or segment that this thread is in
         self._pool: Any = None  # torch gives an opaque handle
@@ -111,19 +135,18 @@ class CudaDevice:
 
     def current_stream(self) -> torch.cuda.Stream:
         """The stream of this thread's current lane."""
-        return self._inside() or self._stream
+        return self.inside() or self._stream
 
     def on(self, lane: Lane) -> AbstractContextManager[None]:
-        return self._entered(self._streams[lane])
+        return _Entered(self, self._streams[lane])
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        with self._lock:
-            if self._inside() is not None:
+        if self.inside() is not None:
+            with self._lock:
                 target.copy_(source, non_blocking=True)
-                return
-            self._follow_default_stream(self._stream)
-            with torch.cuda.stream(self._stream):
-                target.copy_(source, non_blocking=True)
+            return
+        with _Entered(self, self._stream), self._lock:
+            target.copy_(source, non_blocking=True)
 
     def record_event(self) -> _CudaEvent:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -139,25 +162,12 @@ class CudaDevice:
     def timer(self) -> Timer:
         return _CudaTimer(self)
 
-    @contextmanager
-    def segment(self, name: str, lane: Lane = "compute") -> Iterator[None]:
-        with torch.cuda.device(self.torch_device), self._entered(self._streams[lane]):
-            yield
+    def segment(self, name: str, lane: Lane = "compute") -> AbstractContextManager[None]:
+        return self.on(lane)
 
-    def _inside(self) -> torch.cuda.Stream | None:
+    def inside(self) -> torch.cuda.Stream | None:
+        """The stream of the lane or segment that this thread is in."""
         return getattr(self._open, "stream", None)
-
-    @contextmanager
-    def _entered(self, stream: torch.cuda.Stream) -> Iterator[None]:
-        before = self._inside()
-        with self._lock:
-            self._follow_default_stream(stream)
-        self._open.stream = stream
-        try:
-            with torch.cuda.stream(stream):
-                yield
-        finally:
-            self._open.stream = before
 
     def capture(self, name: str, fn: Callable[[], None]) -> Graph:
         graph = torch.cuda.CUDAGraph()
@@ -177,11 +187,21 @@ class CudaDevice:
         self._pool = self._pool or graph.pool()
         return _CudaGraph(graph)
 
+    def enter(self, stream: torch.cuda.Stream) -> None:
+        """What this thread issues from now on belongs to that stream of a lane."""
+        with self._lock:
+            self._follow_default_stream(stream)
+        self._open.stream = stream
+        torch.cuda.set_stream(stream)
+
+    def leave(self, before: torch.cuda.Stream | None) -> None:
+        """The thread is in the lane again that it was in before, if any; which stream that means, the caller sets."""
+        self._open.stream = before
+
     def _follow_default_stream(self, stream: torch.cuda.Stream) -> None:
         """Order what comes on a side stream behind what the default stream has been given; mostly that is done long since."""
-        default = torch.cuda.default_stream(self.torch_device)
-        if not default.query():
-            stream.wait_stream(default)
+        if not self._default.query():
+            stream.wait_stream(self._default)
 
     def sharing(self) -> AbstractContextManager[None]:
         return nullcontext()  # a capture here minds its own thread alone

@@ -42,6 +42,7 @@ class _Kept:
 
     block: torch.Tensor
     pinned: torch.Tensor
+    outcome: BeamOutcome
 
 
 class BeamState:
@@ -92,7 +93,7 @@ class BeamState:
         shape, dtype = self._block.shape, self._block.dtype
         while len(self._kept[entry]) < num_groups:
             pinned = allocate_pinned(self._device, shape, dtype, what=_WHAT, lower=_OPTIONS)
-            kept = _Kept(_allocate(shape, dtype, self._device), pinned)
+            kept = _Kept(_allocate(shape, dtype, self._device), pinned, self._split(pinned))
             self._kept[entry].append(kept)
 
     def reset(self) -> None:
@@ -134,7 +135,7 @@ class BeamState:
         """Issue the one copy of an outcome that was kept; the views are valid once the device has done it."""
         kept = self._kept[entry][number]
         self._device.copy(kept.pinned, kept.block)
-        return self._split(kept.pinned)
+        return kept.outcome
 
     def _split(self, block: torch.Tensor) -> BeamOutcome:
         shape = (self.num_levels, self.row_capacity)

@@ -18,9 +18,9 @@ which is the bucket's number of searches.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -28,10 +28,10 @@ import torch
 
 from xgr_runtime.hal.device import Device
 from xgr_runtime.hal.memory import allocate, allocate_pinned
-from xgr_runtime.kvcache.allocator import NULL_PAGE
 from xgr_runtime.xschedule.batch import PackedHistories, SearchGroup
 from xgr_runtime.xschedule.buckets import PrefillBucket, RoundsBucket, SharedBucket
 from xgr_runtime.xschedule.capacities import Capacities
+from xgr_runtime.xschedule.input_fill import Arrays, GroupPart, RowPlans, fill_histories
 
 ALIGNMENT_BYTES = 256  # of every array and of every row of a matrix with rows of its own
 _WHAT = "inputs"
@@ -39,7 +39,8 @@ _OPTIONS = "scheduler.max_batch_tokens, scheduler.max_batch_rows or scheduler.ma
 
 
 _NUMPY = {torch.int64: np.int64, torch.int32: np.int32}
-Arrays = dict[str, npt.NDArray[Any]]
+_MOST_VIEWS = 512  # of all buckets: kept where buckets are few, as those of graphs are
+_View = TypeVar("_View")
 
 
 @dataclass(frozen=True)
@@ -163,10 +164,12 @@ class _Entry:
         self.landed = allocate(shape, torch.uint8, device.torch_device, what=_WHAT, lower=_OPTIONS)
         self._group_bytes = group.num_bytes
         host = self.pinned.numpy()
-        self.groups = [
-            group.host_views(host[self.group_start(number) :]) for number in range(num_groups)
-        ]
+        starts = [self.group_start(number) for number in range(num_groups)]
+        self.groups = [GroupPart(group.host_views(host[start:])) for start in starts]
         self.histories = history.host_views(host[num_groups * group.num_bytes :])
+        # Cut once: from group number i to the end, and group number i alone.
+        self.to_send = [(self.landed[start:], self.pinned[start:]) for start in starts]
+        self.landed_groups = [self.landed[start : start + group.num_bytes] for start in starts]
 
     def group_start(self, number: int) -> int:
         """The first byte of a group's part."""
@@ -186,7 +189,10 @@ class InputBuffers:
         )
         self._of_group = self._group.views(self._block)
         self._of_histories = self._history.views(self._block[self._group.num_bytes :])
+        self._group_block = self._block[: self._group.num_bytes]
         self._entries = [self._new_entry(1) for _ in range(capacities.num_batches)]
+        self._row_plans = RowPlans(self._dummy_slot)
+        self._cuts: dict[Hashable, object] = {}
 
     def _new_entry(self, num_groups: int) -> _Entry:
         return _Entry(num_groups, self._group, self._history, self._device)
@@ -198,6 +204,26 @@ class InputBuffers:
 
     def prefill_view(self, bucket: PrefillBucket) -> PrefillInputs:
         """The block cut to `bucket`; equal buckets see equal addresses."""
+        return self._cut(bucket, lambda: self._cut_prefill(bucket))
+
+    def shared_view(self, bucket: SharedBucket) -> SharedInputs:
+        """The block cut to `bucket`; equal buckets see equal addresses."""
+        return self._cut(bucket, lambda: self._cut_shared(bucket))
+
+    def group_view(self, bucket: RoundsBucket, shared: SharedBucket) -> GroupInputs:
+        """The block cut to the buckets; equal buckets see equal addresses."""
+        return self._cut((bucket, shared), lambda: self._cut_group(bucket, shared))
+
+    def _cut(self, key: Hashable, cut: Callable[[], _View]) -> _View:
+        """What was cut for a bucket: cutting costs the host microseconds for each tensor, batch by batch."""
+        found = self._cuts.get(key)
+        if found is None:
+            if len(self._cuts) >= _MOST_VIEWS:
+                self._cuts.clear()
+            found = self._cuts[key] = cut()
+        return cast("_View", found)
+
+    def _cut_prefill(self, bucket: PrefillBucket) -> PrefillInputs:
         t, h, d = bucket.num_tokens, bucket.shared.num_histories, self._of_histories
         return PrefillInputs(
             token_ids_T=d["token_ids"][:t],
@@ -207,15 +233,13 @@ class InputBuffers:
             q_start_H1=d["q_start"][: h + 1],
         )
 
-    def shared_view(self, bucket: SharedBucket) -> SharedInputs:
-        """The block cut to `bucket`; equal buckets see equal addresses."""
+    def _cut_shared(self, bucket: SharedBucket) -> SharedInputs:
         h, d = bucket.num_histories, self._of_histories
         return SharedInputs(
             kv_lens_H=d["kv_lens"][:h], page_table_HP=d["page_table"][:h, : bucket.num_pages]
         )
 
-    def group_view(self, bucket: RoundsBucket, shared: SharedBucket) -> GroupInputs:
-        """The block cut to the buckets; equal buckets see equal addresses."""
+    def _cut_group(self, bucket: RoundsBucket, shared: SharedBucket) -> GroupInputs:
         s, h, d = bucket.num_searches, shared.num_histories, self._of_group
         rows = (s, *bucket.rows)
         return GroupInputs(
@@ -238,88 +262,28 @@ class InputBuffers:
         prefill: PrefillBucket,
         groups: Sequence[tuple[SearchGroup, RoundsBucket, Sequence[int]]],
     ) -> None:
-        """Write a batch and its padding into an entry and issue the one copy of it to the device.
+        """Write a batch and its padding into an entry's pinned memory.
 
         groups: each with its bucket and with the row of `alive` of each of its searches.
         """
+        # Cut outside of segments, which are the same run by run.
+        self.prefill_view(prefill)
+        self.shared_view(prefill.shared)
         own = self._entries[entry]
-        _fill_histories(own.histories, histories, prefill)
-        for number, (group, bucket, rule_rows) in enumerate(groups):
-            to = own.groups[number]
-            _fill_group(to, group, histories, bucket, prefill.shared, rule_rows)
-            _fill_rows(to, group, histories, bucket, self._dummy_slot)
-        start = own.group_start(len(groups) - 1)
-        self._device.copy(own.landed[start:], own.pinned[start:])
+        fill_histories(own.histories, histories, prefill)
+        for part, (group, bucket, rule_rows) in zip(own.groups, groups, strict=False):
+            plan = self._row_plans.of(group, bucket, prefill.shared, histories.num_histories)
+            part.fill(plan, group, histories, rule_rows)
+
+    def send(self, entry: int, num_groups: int) -> None:
+        """Issue the one copy of what was filled to the device."""
+        self._device.copy(*self._entries[entry].to_send[num_groups - 1])
 
     def put_first(self, entry: int) -> None:
         """Bring an entry's histories and its first group into the block; ordered behind the entry's copy by the caller."""
-        own = self._entries[entry]
-        self._device.copy(self._block, own.landed[own.group_start(0) :])
+        landed, _ = self._entries[entry].to_send[0]
+        self._device.copy(self._block, landed)
 
     def put_group(self, entry: int, number: int) -> None:
         """Bring another group of an entry into the block."""
-        own, size = self._entries[entry], self._group.num_bytes
-        start = own.group_start(number)
-        self._device.copy(self._block[:size], own.landed[start : start + size])
-
-
-def _put(array: npt.NDArray[Any], values: npt.NDArray[Any], size: int, padding: int) -> None:
-    array[: len(values)] = values
-    array[len(values) : size] = padding
-
-
-def _fill_histories(to: Arrays, histories: PackedHistories, bucket: PrefillBucket) -> None:
-    t, h = bucket.num_tokens, bucket.shared.num_histories
-    q_start_H1, table_HP = histories.q_start_H1, histories.page_table_HP
-    _put(to["token_ids"], histories.token_ids_T, t, 0)
-    _put(to["positions"], histories.positions_T, t, 0)
-    _put(to["kv_slots"], histories.kv_slots_T, t, 0)
-    _put(to["last_row"], q_start_H1[1:].astype(np.int64) - 1, h, 0)
-    _put(to["q_start"], q_start_H1, h + 1, int(q_start_H1[-1]))
-    _put(to["kv_lens"], histories.kv_lens_H, h, 0)
-    to["page_table"][:] = NULL_PAGE
-    to["page_table"][: table_HP.shape[0], : table_HP.shape[1]] = table_HP
-
-
-def _fill_group(
-    to: Arrays,
-    group: SearchGroup,
-    histories: PackedHistories,
-    bucket: RoundsBucket,
-    shared: SharedBucket,
-    rule_rows: Sequence[int],
-) -> None:
-    s = bucket.num_searches
-    _put(to["history_of"], group.history_of_S, s, 0)
-    _put(to["rule_row"], np.asarray(rule_rows, dtype=np.int32), s, 0)
-    slot_starts = group.slot_starts()
-    _put(to["slot_start"], slot_starts, s + 1, int(slot_starts[-1]))
-    for level in range(-1, group.num_levels):
-        starts = group.row_starts(level)
-        rows = np.repeat(np.arange(group.num_searches, dtype=np.int32), np.diff(starts))
-        num_rows = s if level < 0 else bucket.rows[level]
-        _put(to["starts"][level + 1], starts, s + 1, int(starts[-1]))
-        _put(to["search_of_row"][level + 1], rows, num_rows, s)
-    for level, widths in enumerate(group.widths_SL.T):
-        of_history = np.bincount(group.history_of_S, widths, histories.num_histories)
-        ends = np.concatenate([[0], np.cumsum(of_history)]).astype(np.int32)
-        _put(to["history_row_starts"][level], ends, shared.num_histories + 1, int(ends[-1]))
-
-
-def _fill_rows(
-    to: Arrays,
-    group: SearchGroup,
-    histories: PackedHistories,
-    bucket: RoundsBucket,
-    dummy_slot: int,
-) -> None:
-    """What the rows of each round are given beside their search: their token's position, in round 0 their slot."""
-    history_lens = histories.kv_lens_H[group.history_of_S].astype(np.int64)
-    for level, widths in enumerate(group.widths_SL.T):
-        positions = np.repeat(history_lens + level, widths)
-        _put(to["row_positions"][level], positions, bucket.rows[level], 0)
-    # row i of a search starts in slot i of the search's range
-    starts, widths = group.row_starts(0), group.widths_SL[:, 0]
-    first_slots = np.repeat(group.slot_starts()[:-1] - starts[:-1], widths)
-    first_slots += np.arange(len(first_slots), dtype=np.int32)
-    _put(to["first_slot"], first_slots, bucket.rows[0], dummy_slot)
+        self._device.copy(self._group_block, self._entries[entry].landed_groups[number])

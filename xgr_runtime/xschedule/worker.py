@@ -27,7 +27,7 @@ from xgr_runtime.xbeam.rules import RuleCache
 from xgr_runtime.xbeam.slot import CatalogSlot
 from xgr_runtime.xbeam.state import BeamOutcome
 from xgr_runtime.xschedule.batch import Batch, BatchOutput, GroupOutput, SearchGroup
-from xgr_runtime.xschedule.buckets import BatchBuckets, host_lengths_of
+from xgr_runtime.xschedule.buckets import host_lengths_of
 from xgr_runtime.xschedule.catalogs import LoadedCatalog
 from xgr_runtime.xschedule.graph_runner import GraphPlan, GraphRunner
 from xgr_runtime.xschedule.model_runner import ModelRunner, Target
@@ -117,11 +117,9 @@ class Worker:
 
     def _issue(self, batch: Batch, entry: _Entry) -> PendingBatch:
         device, runner, clock = self._device, self._runner, entry.clock
-        sizes = runner.sizes.of(batch)
-        runner.reserve(entry.index, len(batch.groups))
+        plan = self._prepare(batch, entry)
         clock.start()
-        self._issue_inputs(batch, sizes, entry)
-        plan = self._plan(batch, sizes)
+        self._issue_inputs(batch, entry)
         with clock.prefill() as timers:
             timers += self.graphs.run((plan.prefill,))
         outcomes: list[BeamOutcome] = []
@@ -144,24 +142,29 @@ class Worker:
             device, batch, outcomes, arrived, clock, lambda: self._free.append(entry)
         )
 
-    def _plan(self, batch: Batch, sizes: BatchBuckets) -> GraphPlan:
+    def _prepare(self, batch: Batch, entry: _Entry) -> GraphPlan:
+        """All that can be done before the device is given anything: then what it gets comes without a gap."""
+        runner = self._runner
+        sizes = runner.sizes.of(batch)
+        runner.reserve(entry.index, len(batch.groups))
+        rows = [self._rule_rows(group, entry) for group in batch.groups]
+        filled = list(zip(batch.groups, sizes.groups, rows, strict=True))
+        runner.inputs.fill(entry.index, batch.histories, sizes.prefill, filled)
         targets = [self._target(group) for group in batch.groups]
         lengths = host_lengths_of(batch.histories, sizes.prefill.shared)
         groups = list(zip(sizes.groups, targets, strict=True))
-        return self._runner.plan(sizes.prefill, groups, lengths)
+        return runner.plan(sizes.prefill, groups, lengths)
 
     def _target(self, group: SearchGroup) -> Target:
         loaded = self._catalogs[group.slot_index]
         return Target(loaded.slot, loaded.head, loaded.slot_index, group.normalization)
 
-    def _issue_inputs(self, batch: Batch, sizes: BatchBuckets, entry: _Entry) -> None:
+    def _issue_inputs(self, batch: Batch, entry: _Entry) -> None:
         """All groups' and the histories' inputs to the device; the first group's and the histories' where segments read."""
         device, inputs = self._device, self._runner.inputs
-        rows = [self._rule_rows(group, entry) for group in batch.groups]
         with device.segment("inputs", "inputs"):
             with entry.clock.copying(is_to_host=False):
-                groups = list(zip(batch.groups, sizes.groups, rows, strict=True))
-                inputs.fill(entry.index, batch.histories, sizes.prefill, groups)
+                inputs.send(entry.index, len(batch.groups))
             arrived = device.record_event()
         with device.segment("inputs"):
             device.follow(arrived)
