@@ -27,9 +27,8 @@ from .matmul_warp import (
     launch_warp_parts,
     why_warps_refused,
 )
-from .rules import why_row_refused
 
-SMALL_HIDDEN = 1024
+SMALL_HIDDEN, LARGEST_HIDDEN = 1024, 2048  # larger ones have no figures yet
 MOST_ROWS_SMALL, MOST_ROWS = 256, 128
 # More programs read no faster, and more parts are more to write and to add up.
 MOST_PROGRAMS = NUM_CORES * 3 // 4
@@ -41,10 +40,12 @@ def _accepts(spec: OpSpec) -> str | None:
     most_rows = MOST_ROWS_SMALL if hidden <= SMALL_HIDDEN else MOST_ROWS
     if rows > most_rows:
         return f"T must be at most {most_rows} where M is {hidden}, got {rows}"
+    if hidden > LARGEST_HIDDEN:
+        return f"M must be at most {LARGEST_HIDDEN}, got {hidden}"
     head_inputs = spec.dims.get("Q", 1) * spec.dims.get("D", 8)
     if head_inputs % 8:
         return f"Q times D must be a multiple of 8, got {head_inputs}"
-    return why_row_refused(spec, "M") or why_warps_refused(spec, "F")
+    return why_warps_refused(spec, "F")
 
 
 def tiles_in_parts(num_rows: int, num_outputs: int, num_inputs: int) -> WarpTiles:
