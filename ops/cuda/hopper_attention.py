@@ -1,7 +1,7 @@
-"""Attention on NVIDIA's Hopper GPUs (H100, H200) with the kernel for their warpgroups, before that of tiles.
+"""Attention on NVIDIA's Hopper GPUs (H100, H200) with the kernels for their warpgroups, before that of tiles.
 
-It takes what models and caches for this GPU usually have: 16-bit numbers, heads of 64 or 128, whole tiles of 128 keys in a page.
-Everything else, and the shared stage on its own, is left to `xgr_ops.cuda.attention`.
+They take what models and caches for this GPU usually have: 16-bit numbers, heads of 64 or 128, whole tiles of 128 keys in a
+page, and enough rows for all cores. Everything else, and the shared stage on its own, is left to `xgr_ops.cuda.attention`.
 """
 
 from typing import TYPE_CHECKING
@@ -9,19 +9,25 @@ from typing import TYPE_CHECKING
 from triton.runtime.interpreter import InterpretedFunction
 
 from xgr_runtime.hal.ops.attention import prefill_attention
+from xgr_runtime.hal.ops.fused_attention import beam_attention
 from xgr_runtime.hal.registry import OpSpec, impl
 
+from ..triton.history_attention import OwnTokens
 from ..triton.history_attention_kernels import history_attention_kernel
-from .rules import RULES
-from .warpgroup_attention import WarpgroupTiles, launch_warpgroup_attention
+from .attention import beam_attention_in_tiles
+from .warpgroup_attention import WarpgroupTiles, launch_warpgroup_attention, own_places
 
 if TYPE_CHECKING:
     import torch
 
 CAPABILITY = "sm_90"  # its instructions exist on no other generation
 NUM_CORES = 132  # of an H100 or H200
-TILES = WarpgroupTiles(keys=128, stages=2, num_cores=NUM_CORES, min_split_keys=256)
+TILES = WarpgroupTiles(
+    keys=128, stages=2, num_cores=NUM_CORES, min_split_keys=256, may_direct=False
+)
 HEAD_DIMS = (64, 128)
+# Query rows times KV heads below which some cores have nothing to do, and tiles with more programs a core are faster.
+LEAST_ROWS = 96 * 128
 MOST_GROUP = 64  # query heads of a KV head: the rows of one matrix instruction
 
 
@@ -44,6 +50,9 @@ def _accepts(spec: OpSpec) -> str | None:
         return (
             f"Q // G must be a power of two up to {MOST_GROUP}, got {num_heads} and {num_kv_heads}"
         )
+    num_rows = spec.dims.get("N", spec.dims.get("T", LEAST_ROWS))
+    if num_rows * num_heads < LEAST_ROWS:
+        return f"rows times Q must be at least {LEAST_ROWS}, got {num_rows} and {num_heads}"
     return None
 
 
@@ -75,5 +84,32 @@ def prefill_attention_by_warpgroups(
         max_kv,
         True,
         TILES,
-        RULES,
     )
+
+
+@impl(beam_attention, provider="gluon", device="cuda", accepts=_accepts)
+def beam_attention_by_warpgroups(
+    q_NQD: "torch.Tensor",
+    k_pages: "torch.Tensor",
+    v_pages: "torch.Tensor",
+    page_table_HP: "torch.Tensor",
+    row_start_H1: "torch.Tensor",
+    kv_len_H: "torch.Tensor",
+    k_rows: "torch.Tensor",
+    v_rows: "torch.Tensor",
+    slot_N: "torch.Tensor",
+    num_tokens: int,
+    scale: float,
+    max_rows: int,
+    max_kv: int,
+    kv_lens: tuple[int, ...],
+) -> "torch.Tensor":
+    """One pass: a row's own tokens come first, then the pages. Where a beam may have more than Q // G own tokens tiles do it."""
+    own = OwnTokens(k_rows, v_rows, slot_N, num_tokens)
+    group = q_NQD.shape[1] // k_pages.shape[2]
+    arrays = (q_NQD, k_pages, v_pages, page_table_HP, row_start_H1, kv_len_H)
+    if own_places(own, group) > group:
+        return beam_attention_in_tiles(
+            *arrays, k_rows, v_rows, slot_N, num_tokens, scale, max_rows, max_kv, kv_lens
+        )
+    return launch_warpgroup_attention(*arrays, own, scale, max_rows, max_kv, False, TILES)

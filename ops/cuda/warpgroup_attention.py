@@ -9,11 +9,15 @@ import torch
 from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from ..triton.history_attention import OwnTokens, combine_splits, new_lse, new_parts
-from ..triton.launch import LaunchRules, check_rows_dense, next_power_of_two
+from ..triton.history_attention import OwnTokens, new_lse, new_parts
+from ..triton.launch import check_rows_dense, next_power_of_two
+from .attention_parts_kernels import join_parts_kernel
+from .direct_attention_kernels import direct_attention_kernel
 from .warpgroup_attention_kernels import warpgroup_attention_kernel
 
 ROWS = 128  # query rows of an item
+MOST_PARTS = 16  # of the keys: those of a few pairs are joined at once
+PART_PAIRS = 64  # partial results of a head that a program joins
 LEAST_SEGMENTS = 64  # histories that one compiled kernel takes; more take the next power of two
 
 
@@ -29,10 +33,69 @@ class WarpgroupTiles:
     stages: int
     num_cores: int
     min_split_keys: int
+    may_direct: bool = True
 
     def num_splits(self, num_items: int, max_kv: int) -> int:
         """Into how many parts the keys go where unsplit there are `num_items` items."""
-        return max(1, min(self.num_cores // max(1, num_items), max_kv // self.min_split_keys))
+        return max(
+            1, min(self.num_cores // max(1, num_items), max_kv // self.min_split_keys, MOST_PARTS)
+        )
+
+
+def own_places(own: OwnTokens, group: int) -> int:
+    """Own tokens of a beam as the kernels count them, a power of two; they take them where there are at most `group`."""
+    return max(next_power_of_two(own.k_rows.shape[1]), group // 4)
+
+
+def _join_parts(
+    part_out: torch.Tensor, part_lse: torch.Tensor, out_NQD: torch.Tensor, num_parts: int
+) -> None:
+    num_rows, num_heads, head_dim = out_NQD.shape
+    parts = next_power_of_two(num_parts)
+    tile_pairs = min(8, PART_PAIRS // parts)
+    join_parts_kernel[(-(-num_rows * num_heads // tile_pairs),)](
+        part_out,
+        part_lse,
+        out_NQD,
+        num_rows * num_heads,
+        num_parts,
+        PARTS=parts,
+        D=head_dim,
+        TILE_PAIRS=tile_pairs,
+        num_warps=4,
+        launch_pdl=True,
+    )
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """num_splits parts of the keys; is_direct: a program has one item, of tiles_each tiles of rows a history."""
+
+    num_splits: int
+    num_programs: int
+    is_direct: bool
+    tiles_each: int
+
+
+def _cut(
+    num_rows: int, num_histories: int, num_kv_heads: int, group: int, max_rows: int, max_kv: int,
+    is_causal: bool, tiles: WarpgroupTiles,
+) -> _Cut:  # fmt: skip
+    tiles_each = -(-min(max_rows, num_rows) * group // ROWS)
+    num_tiles = num_histories * tiles_each
+    num_splits = tiles.num_splits(num_tiles * num_kv_heads, max_kv)
+    if (
+        tiles.may_direct
+        and num_tiles * num_kv_heads * num_splits <= tiles.num_cores
+        and (num_histories == 1 or not is_causal)
+    ):
+        if is_causal:
+            num_tiles = num_rows * group // ROWS + 2  # the history's and those of the rows of none
+        return _Cut(num_splits, num_tiles * num_kv_heads * num_splits, True, tiles_each)
+    num_items = max(num_histories, num_rows * group // ROWS) * num_kv_heads
+    num_splits = tiles.num_splits(num_items, max_kv)
+    most_items = (num_rows * group // ROWS + num_histories + 1) * num_kv_heads * num_splits
+    return _Cut(num_splits, min(tiles.num_cores, most_items), False, tiles_each)
 
 
 def launch_warpgroup_attention(
@@ -48,11 +111,10 @@ def launch_warpgroup_attention(
     max_kv: int,
     is_causal: bool,
     tiles: WarpgroupTiles,
-    rules: LaunchRules,
 ) -> torch.Tensor:
     """[N, Q, D] as `prefill_attention` (causal, no own tokens) or `beam_attention` (own tokens) in xgr_runtime.hal.ops.
 
-    Causal, rows of no history are 0; else they are left as they come. rules: of the kernel that joins split keys.
+    Causal, rows of no history are 0; else they are left as they come.
 
     Raises:
         ValueError: strides or a scale that it cannot take.
@@ -69,9 +131,9 @@ def launch_warpgroup_attention(
     num_rows, num_heads, head_dim = q_NQD.shape
     num_pages, page_size, num_kv_heads = k_pages.shape[:3]
     group = num_heads // num_kv_heads
-    num_items = max(kv_len_H.shape[0], num_rows * group // ROWS) * num_kv_heads
-    num_splits = 1 if is_causal else tiles.num_splits(num_items, max_kv)
-    most_items = (num_rows * group // ROWS + kv_len_H.shape[0] + 1) * num_kv_heads * num_splits
+    num_histories = kv_len_H.shape[0]
+    cut = _cut(num_rows, num_histories, num_kv_heads, group, max_rows, max_kv, is_causal, tiles)
+    num_splits = cut.num_splits
     out_NQD = torch.empty_like(q_NQD)
     part_out, part_lse = out_NQD, out_NQD
     if num_splits > 1:
@@ -92,40 +154,34 @@ def launch_warpgroup_attention(
     k_rows, v_rows, slot_N = (
         (own.k_rows, own.v_rows, own.slot_N) if own else (q_NQD, q_NQD, kv_len_H)
     )
-    warpgroup_attention_kernel[(min(tiles.num_cores, most_items),)](
-        *descriptors,
-        q_NQD,
-        page_table_HP,
-        row_start_H1,
-        kv_len_H,
-        part_out,
-        part_lse,
-        k_rows,
-        v_rows,
-        slot_N,
-        num_rows,
-        kv_len_H.shape[0],
-        page_table_HP.stride(0),
-        k_rows.stride(0),
-        v_rows.stride(0),
-        k_rows.stride(1),
-        v_rows.stride(1),
-        own.num_tokens if own else 0,
-        num_splits,
-        scale,
-        IS_SPLIT=num_splits > 1,
-        IS_CAUSAL=is_causal,
-        OWN=next_power_of_two(k_rows.shape[1]) if own else 0,
-        WITH_REST=is_causal,
-        G=num_kv_heads,
-        X=group,
-        D=head_dim,
-        PAGE_SIZE=page_size,
-        SEGMENTS=max(LEAST_SEGMENTS, next_power_of_two(kv_len_H.shape[0] + 1)),
-        KEYS=tiles.keys,
-        STAGES=tiles.stages,
-        num_warps=4,
-    )
+    arrays = (
+        *descriptors, q_NQD, page_table_HP, row_start_H1, kv_len_H, part_out, part_lse, k_rows, v_rows, slot_N,
+    )  # fmt: skip
+    numbers = (
+        page_table_HP.stride(0), k_rows.stride(0), v_rows.stride(0), k_rows.stride(1), v_rows.stride(1),
+        own.num_tokens if own else 0, num_splits, scale,
+    )  # fmt: skip
+    constants = {
+        "IS_SPLIT": num_splits > 1,
+        "IS_CAUSAL": is_causal,
+        "OWN": own_places(own, group) if own else 0,
+        "G": num_kv_heads,
+        "X": group,
+        "D": head_dim,
+        "PAGE_SIZE": page_size,
+        "KEYS": tiles.keys,
+        "STAGES": tiles.stages,
+        "num_warps": 4,
+    }
+    if cut.is_direct:
+        direct_attention_kernel[(cut.num_programs,)](
+            *arrays, num_rows, num_histories, cut.tiles_each, *numbers, **constants
+        )
+    else:
+        warpgroup_attention_kernel[(cut.num_programs,)](
+            *arrays, num_rows, num_histories, *numbers, **constants,
+            WITH_REST=is_causal, SEGMENTS=max(LEAST_SEGMENTS, next_power_of_two(num_histories + 1)),
+        )  # fmt: skip
     if num_splits > 1:
-        combine_splits(part_out, part_lse, out_NQD, None, rules)
+        _join_parts(part_out, part_lse, out_NQD, num_splits)
     return out_NQD

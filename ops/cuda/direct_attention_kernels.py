@@ -1,0 +1,180 @@
+"""Attention over paged histories for NVIDIA's Hopper generation where the cores have one item each at most.
+
+What `warpgroup_attention_kernels` computes, cut for the time until the first product. Nothing is searched for: each history
+has the same number of tiles of rows, those of a narrower one have nothing to do in the end. One warp asks for the key tiles
+at once; each computing warpgroup asks for its queries and own tokens itself, all at once, and takes them as they come.
+
+Letters: R query rows of a warpgroup, K keys, D head dim, G KV heads, X query heads of a KV head.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    async_copy,
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+)
+
+from .attention_item_kernels import only_item
+from .attention_load_kernels import copy_own, copy_queries, load_only_tiles
+from .attention_step_kernels import LEAST, LOG2_E, ROWS, attend_tiles, own_weights, store_results
+
+
+@gluon.jit
+def _wait_for_copies(OPEN: gl.constexpr):
+    """Until at most OPEN groups of copies are on their way, and the tensor cores see the others."""
+    async_copy.wait_group(OPEN)
+    fence_async_shared()
+    gl.thread_barrier()
+
+
+@gluon.jit
+def _compute(
+    q_ptr, out_ptr, lse_ptr, start_ptr, length_ptr, num_rows, num_histories, tiles_each, num_splits, scale,
+    k_rows_ptr, v_rows_ptr, slot_ptr, k_slot_stride, v_slot_stride, k_token_stride, v_token_stride, num_tokens,
+    q_smem, own_k_smem, own_v_smem, q_empty, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
+    WHICH: gl.constexpr, G: gl.constexpr, X: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
+    IS_SPLIT: gl.constexpr, IS_CAUSAL: gl.constexpr, OWN: gl.constexpr,
+):  # fmt: skip
+    """A computing warpgroup: rows WHICH * 64 .. of the item."""
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    COPIES: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
+    rows_of_sums: gl.constexpr = gl.SliceLayout(1, SUMS)
+    _h, first_row, rows, length, first_r, g, split, begin_tile, masked_tile, end_tile = only_item(
+        start_ptr, length_ptr, num_rows, num_histories, tiles_each, num_splits, X, G, IS_CAUSAL, KEYS
+    )  # fmt: skip
+    first_r += WHICH * ROWS
+    scale_log2 = scale * LOG2_E
+    q_s = q_smem.index(WHICH)
+    place_s = own_v_smem.index(WHICH)
+    copy_queries(q_s, q_ptr, first_row, rows, first_r, g, G, X, D, ROWS, COPIES)
+    async_copy.commit_group()
+    largest_R = gl.full([ROWS], LEAST, gl.float32, rows_of_sums)
+    total_R = gl.zeros([ROWS], gl.float32, rows_of_sums)
+    sum_RD = gl.zeros([ROWS, D], gl.float32, SUMS)
+    if OWN > 0:  # noqa: SIM102 - a constant of the compiler
+        if split == 0:
+            NUM_OWN: gl.constexpr = ROWS // X * OWN
+            own_v_s = place_s.slice(0, NUM_OWN)
+            copy_own(
+                own_k_smem.index(WHICH), k_rows_ptr, slot_ptr, k_slot_stride, k_token_stride,
+                first_row, rows, first_r, g, num_tokens, X, D, OWN, NUM_OWN, COPIES,
+            )  # fmt: skip
+            async_copy.commit_group()
+            copy_own(
+                own_v_s, v_rows_ptr, slot_ptr, v_slot_stride, v_token_stride,
+                first_row, rows, first_r, g, num_tokens, X, D, OWN, NUM_OWN, COPIES,
+            )  # fmt: skip
+            async_copy.commit_group()
+            _wait_for_copies(1)
+            weight_op, largest_R, total_R = own_weights(
+                q_s, own_k_smem.index(WHICH), num_tokens, scale_log2, X, OWN, SUMS
+            )
+            _wait_for_copies(0)
+            sum_RD = warpgroup_mma(weight_op, own_v_s, sum_RD, use_acc=False)
+    _wait_for_copies(0)
+    if end_tile > begin_tile:
+        sum_RD, largest_R, total_R = attend_tiles(
+            q_s, q_empty.index(0), k_smem, v_smem, k_full, k_empty, v_full, v_empty, 0, rows, length, first_r,
+            begin_tile, masked_tile, end_tile, scale_log2, sum_RD, largest_R, total_R,
+            X, D, KEYS, STAGES, IS_CAUSAL, SUMS,
+        )  # fmt: skip
+    store_results(
+        out_ptr, lse_ptr, place_s, sum_RD, largest_R, total_R, first_row, rows, num_rows, first_r, g, split,
+        G, X, D, IS_SPLIT, SUMS,
+    )  # fmt: skip
+
+
+# A kernel for all batches: what differs between them is no constant of the compiler.
+@gluon.jit(
+    do_not_specialize=[
+        "num_rows",
+        "num_histories",
+        "tiles_each",
+        "table_stride",
+        "num_tokens",
+        "num_splits",
+        "scale",
+    ]
+)
+def direct_attention_kernel(
+    k_desc,
+    v_desc,
+    q_ptr,
+    table_ptr,
+    start_ptr,
+    length_ptr,
+    out_ptr,
+    lse_ptr,
+    k_rows_ptr,
+    v_rows_ptr,
+    slot_ptr,
+    num_rows,
+    num_histories,
+    tiles_each,
+    table_stride,
+    k_slot_stride,
+    v_slot_stride,
+    k_token_stride,
+    v_token_stride,
+    num_tokens,
+    num_splits,
+    scale,
+    IS_SPLIT: gl.constexpr,
+    IS_CAUSAL: gl.constexpr,
+    OWN: gl.constexpr,
+    G: gl.constexpr,
+    X: gl.constexpr,
+    D: gl.constexpr,
+    PAGE_SIZE: gl.constexpr,
+    KEYS: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """out[n], or with splits out[split, n] and lse[split, n]; OWN: own tokens a beam at most, 0 without."""
+    dtype: gl.constexpr = k_desc.dtype
+    rows_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    bar_layout: gl.constexpr = mbarrier.MBarrierLayout()
+    q_smem = gl.allocate_shared_memory(dtype, [2, ROWS, D], rows_layout)
+    own_v_smem = gl.allocate_shared_memory(dtype, [2, ROWS, D], rows_layout)
+    own_k_smem = own_v_smem
+    if OWN > 0:
+        own_k_smem = gl.allocate_shared_memory(dtype, [2, ROWS // X * OWN, D], rows_layout)
+    k_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, KEYS, D], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, KEYS, D], v_desc.layout)
+    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bar_layout)
+    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bar_layout)
+    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bar_layout)
+    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bar_layout)
+    q_empty = gl.allocate_shared_memory(gl.int64, [1, 1], bar_layout)
+    for s in gl.static_range(STAGES):
+        mbarrier.init(k_full.index(s), count=1)
+        mbarrier.init(v_full.index(s), count=1)
+        mbarrier.init(k_empty.index(s), count=2)
+        mbarrier.init(v_empty.index(s), count=2)
+    mbarrier.init(q_empty.index(0), count=2)
+    fence_async_shared()
+
+    gl.warp_specialize(
+        [
+            (_compute, (
+                q_ptr, out_ptr, lse_ptr, start_ptr, length_ptr, num_rows, num_histories, tiles_each, num_splits, scale,
+                k_rows_ptr, v_rows_ptr, slot_ptr, k_slot_stride, v_slot_stride, k_token_stride, v_token_stride, num_tokens,
+                q_smem, own_k_smem, own_v_smem, q_empty, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
+                0, G, X, D, KEYS, STAGES, IS_SPLIT, IS_CAUSAL, OWN,
+            )),
+            (_compute, (
+                q_ptr, out_ptr, lse_ptr, start_ptr, length_ptr, num_rows, num_histories, tiles_each, num_splits, scale,
+                k_rows_ptr, v_rows_ptr, slot_ptr, k_slot_stride, v_slot_stride, k_token_stride, v_token_stride, num_tokens,
+                q_smem, own_k_smem, own_v_smem, q_empty, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
+                1, G, X, D, KEYS, STAGES, IS_SPLIT, IS_CAUSAL, OWN,
+            )),
+            (load_only_tiles, (
+                k_desc, v_desc, table_ptr, start_ptr, length_ptr, num_rows, num_histories, tiles_each, num_splits, table_stride,
+                k_smem, v_smem, k_full, k_empty, v_full, v_empty,
+                G, X, D, PAGE_SIZE, KEYS, STAGES, IS_CAUSAL,
+            )),
+        ],
+        [4, 1],
+        [232, 40],
+    )  # fmt: skip
