@@ -54,7 +54,7 @@ def test_segments_follow_the_default_stream(
         b = a * 2
     device.synchronize()
     assert b.tolist() == [4, 6]
-    monkeypatch.setattr(AscendDevice, "_follow_default_stream", lambda self: None)
+    monkeypatch.setattr(AscendDevice, "_follow_default_stream", lambda self, stream: None)
     a.zero_()
     with device.segment("work"), pytest.raises(RuleBroken, match="has written it"):
         a * 2

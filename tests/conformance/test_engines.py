@@ -14,7 +14,7 @@ import torch
 
 from tests.conformance.providers import provided
 from tests.helpers.strict_device import StrictDevice
-from xgr_runtime.conformance.decoder_check import DecoderCheck
+from xgr_runtime.conformance.decoder_check import PROMPT_LENGTHS, DecoderCheck
 from xgr_runtime.conformance.decoder_reference import DecoderShape, PlainDecoder, random_weights
 from xgr_runtime.conformance.engines import EngineEntry, EngineShape
 from xgr_runtime.conformance.searches import SearchCheck
@@ -238,7 +238,9 @@ def test_a_graph_that_keeps_the_lengths_of_its_capture_is_seen(
     entry = check.run(device, EngineShape(torch.float16, 128), allow_reference=False)
     assert entry.result == "failed"
     failed = [what.partition(" tokens, ")[::2] for what, _ in entry.failures]
-    assert {n for n, way in failed if way == "captured"} == {"8", "20", "128", "129", "258"}
+    seen = {int(n) for n, way in failed if way == "captured"}
+    # 250 and 129 meet the graph that the very first length was replayed in, all others one of their own line
+    assert seen == {length for line in PROMPT_LENGTHS for length in line} - {1, 17, 127, 300}
     assert "alone" not in {way for _, way in failed}
 
 

@@ -43,8 +43,8 @@ from xgr_runtime.hal.tolerances import TOLERANCES
 from xgr_runtime.types import NORMALIZATIONS, Normalization, RecRequest, RecResult, Search
 from xgr_runtime.xschedule.engine import Engine
 
-# The last two of each share their widths and the sizes of a captured graph: the last one's length is news to that graph.
-_PROMPT_LENGTHS = ((1, 5, 8), (17, 20), (127, 128), (250, 129), (300, 258))
+# Those of a line share their widths and a captured graph: to that graph every length but its first is news.
+PROMPT_LENGTHS = ((1, 5, 8), (17, 20), (127, 128), (250, 129), (300, 258))
 _WIDTHS = ((6, 20, 12), (8, 40, 100), (3, 9, 30), (1, 1, 1), (8, 24, 12))
 _NUM_CODES, _NUM_LEVELS, _NUM_ITEMS = 8, 3, 150
 _POSSIBLE_LIMIT = 4  # where half precision leaves more rows possible than this many times w, it decides too little
@@ -75,7 +75,7 @@ def _cases(vocab_size: int) -> list[_Case]:
             widths,
             NORMALIZATIONS[number % len(NORMALIZATIONS)],
         )
-        for number, (lengths, widths) in enumerate(zip(_PROMPT_LENGTHS, _WIDTHS, strict=True))
+        for number, (lengths, widths) in enumerate(zip(PROMPT_LENGTHS, _WIDTHS, strict=True))
         for length in lengths
     ]
 
