@@ -8,6 +8,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
     tma,
 )
+from triton.language.extra.cuda import gdc_wait
 
 from .attention_item_kernels import find_item, first_level, only_item, segments, write_item
 from .attention_step_kernels import ROWS
@@ -73,7 +74,8 @@ def load_only_tiles(
     G: gl.constexpr, X: gl.constexpr, D: gl.constexpr, PAGE_SIZE: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
     IS_CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """The same where a program has one item."""
+    """The same where a program has one item; it may start before the kernel in front of it has ended."""
+    gdc_wait()
     history, _f, _r, length, _q, g, _s, begin_tile, _m, end_tile = only_item(
         start_ptr, length_ptr, num_rows, num_histories, tiles_each, num_splits, X, G, IS_CAUSAL, KEYS
     )  # fmt: skip

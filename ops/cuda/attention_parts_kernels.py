@@ -5,7 +5,7 @@ Letters: S parts (padded), P (row, head) pairs, D head dim.
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 LEAST: tl.constexpr = tl.constexpr(-3.0e38)  # stands for the maximum of nothing, else -inf - -inf
 
@@ -28,6 +28,7 @@ def join_parts_kernel(
     place_SP = s_S[:, None].to(tl.int64) * num_pairs + pair_P[None, :]
     is_part_SP = (s_S[:, None] < num_parts) & (pair_P[None, :] < num_pairs)
     gdc_wait()
+    gdc_launch_dependents()
     lse_SP = tl.load(lse_ptr + place_SP, mask=is_part_SP, other=float("-inf"))
     part_SPD = tl.load(
         part_ptr + place_SP[:, :, None] * D + d_D[None, None, :],

@@ -158,8 +158,7 @@ def store_results(
     LINES: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
     rows_of_sums: gl.constexpr = gl.SliceLayout(1, SUMS)
     out_RD = sum_RD / gl.where(total_R == 0.0, 1.0, total_R)[:, None]
-    if IS_SPLIT:
-        gdc_launch_dependents()  # what joins the parts waits for them itself
+    gdc_launch_dependents()  # a kernel that starts early waits for the results itself
     if not IS_SPLIT:
         place_s.store(out_RD.to(place_s.dtype))
         gl.thread_barrier()

@@ -2,7 +2,8 @@
 
 What `warpgroup_attention_kernels` computes, cut for the time until the first product. Nothing is searched for: each history
 has the same number of tiles of rows, those of a narrower one have nothing to do in the end. One warp asks for the key tiles
-at once; each computing warpgroup asks for its queries and own tokens itself, all at once, and takes them as they come.
+at once; each computing warpgroup asks for its queries and own tokens itself, all at once, and takes them as they come. The
+kernel starts before the one in front of it has ended: its barriers are there when that one's results are.
 
 Letters: R query rows of a warpgroup, K keys, D head dim, G KV heads, X query heads of a KV head.
 """
@@ -15,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
     warpgroup_mma,
 )
+from triton.language.extra.cuda import gdc_wait
 
 from .attention_item_kernels import only_item
 from .attention_load_kernels import copy_own, copy_queries, load_only_tiles
@@ -38,6 +40,7 @@ def _compute(
     IS_SPLIT: gl.constexpr, IS_CAUSAL: gl.constexpr, OWN: gl.constexpr,
 ):  # fmt: skip
     """A computing warpgroup: rows WHICH * 64 .. of the item."""
+    gdc_wait()
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     COPIES: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
     rows_of_sums: gl.constexpr = gl.SliceLayout(1, SUMS)

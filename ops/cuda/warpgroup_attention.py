@@ -175,7 +175,7 @@ def launch_warpgroup_attention(
     }
     if cut.is_direct:
         direct_attention_kernel[(cut.num_programs,)](
-            *arrays, num_rows, num_histories, cut.tiles_each, *numbers, **constants
+            *arrays, num_rows, num_histories, cut.tiles_each, *numbers, **constants, launch_pdl=True
         )
     else:
         warpgroup_attention_kernel[(cut.num_programs,)](
