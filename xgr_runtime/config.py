@@ -79,7 +79,8 @@ class LimitsConfig:
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """A batch is closed when a capacity is reached or its first request has waited max_wait_ms.
+    """A batch is closed when a capacity is reached, or when the device is about to be free and its first request has waited
+    max_wait_ms.
 
     max_queue: requests accepted and not yet answered. patience_ms: a request is due after it, or at its
     deadline where that is earlier; the earliest due runs first. max_batches_in_flight: while the device runs one batch, the
@@ -91,7 +92,7 @@ class SchedulerConfig:
     max_batch_tokens: int = 8192
     max_batch_rows: int = 8192
     max_batches_in_flight: int = 2
-    max_wait_ms: float = 2.0
+    max_wait_ms: float = 0.0
     patience_ms: float = 1000.0
 
 

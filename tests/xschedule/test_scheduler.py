@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +18,7 @@ from xgr_runtime.config import SchedulerConfig
 from xgr_runtime.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from xgr_runtime.kvcache.allocator import PageAllocator
 from xgr_runtime.kvcache.prefix_cache import PrefixCache
-from xgr_runtime.xschedule.scheduler import Scheduler, fail_expired
+from xgr_runtime.xschedule.scheduler import COMPANY_S, Scheduler, fail_expired
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -418,6 +418,45 @@ def test_the_announced_wait() -> None:
     sim.add(1, plain(deadline_after_s=0.003))
     assert sim.scheduler.wait_s(0.0) == pytest.approx(0.003)
     assert sim.scheduler.wait_s(1.0) == 0.0
+
+
+def test_a_free_device_keeps_nobody_waiting_where_that_is_configured() -> None:
+    sim = Simulation()
+    sim.scheduler._config = replace(CONFIG, max_wait_ms=0.0)
+    sim.add(0, plain())
+    assert sim.scheduler.wait_s(0.0) == 0.0
+    assert sim.scheduler.schedule(0.0) is not None
+
+
+def test_company_on_its_way_is_waited_for_a_little() -> None:
+    sim = Simulation()
+    sim.scheduler._config = replace(CONFIG, max_wait_ms=0.0)
+    sim.add(0, plain())
+    sim.scheduler.expect(is_company_coming=True)
+    assert sim.scheduler.schedule(COMPANY_S - 1e-6) is None
+    assert sim.scheduler.wait_s(0.0) == pytest.approx(COMPANY_S)
+    assert sim.scheduler.schedule(COMPANY_S) is not None
+    sim.add(1, plain())
+    sim.scheduler.expect()
+    assert sim.scheduler.schedule(0.0) is not None, "nobody is on the way any more"
+
+
+def test_a_batch_that_is_not_full_is_closed_when_the_device_is_about_to_be_free() -> None:
+    """However long it has waited; a full one, and the last ones of all, are closed at once."""
+    sim = Simulation()
+    sim.scheduler.expect(1.0)
+    first = sim.add(0, plain())
+    assert sim.scheduler.schedule(0.999) is None
+    assert sim.scheduler.wait_s(0.2) == pytest.approx(0.8)
+    others = [sim.add(number, plain()) for number in range(1, CONFIG.max_batch_histories)]
+    full = sim.scheduler.schedule(0.5)
+    assert full is not None
+    assert full.states == (first, *others)
+    sim.add(8, plain())
+    assert sim.scheduler.schedule(0.9) is None
+    assert sim.scheduler.schedule(1.0) is not None
+    sim.add(9, plain())
+    assert sim.scheduler.schedule(0.9, is_draining=True) is not None
 
 
 def test_a_batch_waits_for_its_own_group_alone() -> None:

@@ -1,18 +1,15 @@
 """The engine: one model on one device. It queues requests, runs batches on its own thread, resolves futures.
 
 Requests are prepared (checked, rendered, rules resolved) on an intake thread, so neither the caller's event loop nor
-the device waits for a new tag expression. The loop thread owns the device: it schedules and issues a batch, and while the
-device works it issues the next one and completes the one before, up to `scheduler.max_batches_in_flight`. One thread does
-it all, since no step of it waits for the device but where nothing else is to be done.
+the device waits for a new tag expression. The device belongs to the loop thread, see `engine_loop`.
 """
 
 import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -22,12 +19,10 @@ import torch
 from xgr_runtime.config import RuntimeConfig
 from xgr_runtime.errors import (
     ConfigError,
-    DeviceLost,
     EngineClosed,
     InvalidRequest,
     NotFound,
     Overloaded,
-    release_frames,
 )
 from xgr_runtime.hal.device import Device
 from xgr_runtime.hal.discovery import open_device
@@ -36,24 +31,16 @@ from xgr_runtime.models.base import RecModel
 from xgr_runtime.models.registry import load_model
 from xgr_runtime.models.version import checkpoint_digest
 from xgr_runtime.types import RecRequest, RecResult, Search
-from xgr_runtime.xschedule.batch import Batch, BatchOutput
 from xgr_runtime.xschedule.catalogs import LoadedCatalog
-from xgr_runtime.xschedule.engine_parts import build_parts
+from xgr_runtime.xschedule.engine_loop import EngineLoop, OnBatch
 from xgr_runtime.xschedule.engine_stats import EngineStats, describe
-from xgr_runtime.xschedule.in_flight import InFlight, Issued, Running
 from xgr_runtime.xschedule.request import RequestState, settle
-from xgr_runtime.xschedule.results import build_result
-from xgr_runtime.xschedule.scheduler import Scheduled, fail_expired
 from xgr_runtime.xschedule.totals import Totals
-from xgr_runtime.xschedule.warm_up import WarmUp
 
 logger = logging.getLogger(__name__)
 
-OnBatch = Callable[[Batch, BatchOutput], None]
-POLL_S = 2e-5  # the system makes a few times that of it
 
-
-class Engine:
+class Engine(EngineLoop):
     """Use `Engine.from_config(config)` as a context manager, or call `start` and `close`.
 
     on_batch: told on the loop thread what each batch that ran has given, before its futures are settled.
@@ -68,30 +55,8 @@ class Engine:
         *,
         on_batch: OnBatch | None = None,
     ) -> None:
-        self._on_batch = on_batch
-        self.config, self.device, self.model_version = config, device, model_version
-        parts = build_parts(config, device, model, model_version)
-        self.runner, self.pages, self.catalogs = parts.runner, parts.pages, parts.catalogs
-        self.worker = parts.worker
-        self._template, self._rule_cache = parts.template, parts.rule_cache
-        self.warm_up = WarmUp(
-            config,
-            device,
-            self.worker.run,
-            self.runner,
-            self.worker.graphs,
-            self.catalogs.active_slots,
-        )
-        self._intake, self._scheduler = parts.intake, parts.scheduler
-        self._wake = threading.Condition()
+        super().__init__(config, device, model, model_version, on_batch)
         self._num_waiting = 0
-        self._totals = Totals()
-        self._running = Running()
-        self._in_flight = InFlight(config.scheduler.max_batches_in_flight)
-        self._is_draining = False
-        self._is_closed = False
-        self._failure: BaseException | None = None
-        self._stop_waiters: list[Future[None]] = []
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="xgr-intake")
         self._thread: threading.Thread | None = None
         for name, path in config.catalogs.items():
@@ -190,6 +155,7 @@ class Engine:
                 self._wake.wait()
                 self._check_open()
             self._num_waiting += 1
+            self._num_coming += 1
             # Cancelled requests stay in the pool's list until the intake thread comes to them, in any number: emptied.
             asked = [request]
             # Inside the lock: `close` sets its flag there before it shuts the pool.
@@ -204,7 +170,11 @@ class Engine:
 
     def recommend(self, requests: Sequence[RecRequest]) -> list[RecResult]:
         """Answer requests in order, blocking. More than the queue holds are fed as it empties."""
-        futures = [self._submit(request, is_patient=True) for request in requests]
+        self._expect_company(1)  # until the last one is there, so that they share batches
+        try:
+            futures = [self._submit(request, is_patient=True) for request in requests]
+        finally:
+            self._expect_company(-1)
         return [future.result() for future in futures]
 
     def load_catalog(self, name: str, path: str) -> str:
@@ -318,24 +288,34 @@ class Engine:
         if self._thread is not None and self._thread.is_alive():
             self._thread.join()
 
+    def _expect_company(self, number: int) -> None:
+        """So many more requests are on their way to the queue."""
+        with self._wake:
+            self._num_coming += number
+            self._wake.notify_all()
+
     def _prepare(
         self, asked: list[RecRequest], future: "Future[RecResult]", arrival_s: float
     ) -> None:
         try:
             request = asked.pop()
         except IndexError:  # cancelled meanwhile
+            self._expect_company(-1)
             return
         if self._is_closed:  # closing does not wait for what would be refused afterwards
+            self._expect_company(-1)
             settle(future, EngineClosed("the engine closed before the request could run"))
             return
         try:
             state = self._intake.prepare(request, arrival_s)
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller must hear of it
+            self._expect_company(-1)
             settle(future, error)
             return
         state.future = future
         refusal: Exception | None = None
         with self._wake:
+            self._num_coming -= 1
             if self._is_closed or self._failure is not None:
                 refusal = EngineClosed("the engine closed before the request could run")
             else:
@@ -360,10 +340,6 @@ class Engine:
             self._num_waiting -= 1
             self._wake.notify_all()
 
-    def _release(self, state: RequestState) -> None:
-        for search in state.searches:
-            self.catalogs.release(search.pinned)  # type: ignore[arg-type]
-
     def _end(self, state: RequestState) -> None:
         """Runs once per request, whatever its end: result, error or cancellation.
 
@@ -375,150 +351,3 @@ class Engine:
                 self._scheduler.discard(state)
         if not is_held_by_batch:
             self._release(state)
-
-    def _loop(self) -> None:
-        try:
-            while not self._is_closed:
-                for issued in self._in_flight.take_finished():
-                    self._complete(issued)
-                self._capture_more()
-                scheduled = self._next_batch()
-                if scheduled is not None:
-                    self._issue(scheduled)
-            while self._in_flight:
-                self._complete(self._in_flight.take())
-            self._fail(EngineClosed("the engine closed before the request could run"))
-        except BaseException as error:
-            logger.exception("the engine loop failed")
-            try:
-                self._give_up()
-            finally:
-                self._fail(error)
-
-    def _capture_more(self) -> None:
-        """One step of the captures that somebody waits for, with no batch on the way."""
-        if not self.warm_up.is_pending:
-            return
-        while self._in_flight:
-            self._complete(self._in_flight.take())
-        self.warm_up.step()
-
-    def _next_batch(self) -> Scheduled | None:
-        """A batch to issue. Where there is none, waits for something to happen, and gives none."""
-        with self._wake:
-            if self._is_closed:
-                return None
-            now = time.monotonic()
-            expired = self._scheduler.expire(now)
-            if not expired:
-                scheduled = self._scheduler.schedule(now, is_draining=self._is_draining)
-                if scheduled is not None:
-                    self._running.add(scheduled)
-                    return scheduled
-                if not self.warm_up.is_pending:
-                    # A device does not say when it is done: while it works, it is asked again and again.
-                    is_idle = not self._in_flight
-                    self._wake.wait(self._scheduler.wait_s(now) if is_idle else POLL_S)
-        fail_expired(expired, time.monotonic(), lambda state, error: settle(state.future, error))
-        return None
-
-    def _issue(self, scheduled: Scheduled) -> None:
-        """Give a batch to the device. One that fails fails its own requests only, a lost device all."""
-        start_s, num_captures = time.monotonic(), self.worker.graphs.num_captures
-        try:
-            pending = self.worker.submit(scheduled.batch)
-        except DeviceLost:
-            self._give_back(scheduled, None)
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, the callers must hear of it
-            self._end_failed(scheduled, error, start_s)
-            return
-        self._in_flight.add(Issued(scheduled, pending, start_s, num_captures))
-
-    def _complete(self, issued: Issued) -> None:
-        """Wait for a batch and settle its futures. One that fails fails its own requests only, a lost device all."""
-        scheduled = issued.scheduled
-        batch, states = scheduled.batch, scheduled.states
-        try:
-            output = issued.pending.wait()
-            end_s = time.monotonic()
-            if self._on_batch is not None:
-                self._on_batch(batch, output)
-            results = [
-                self._result(scheduled, output, index, end_s) for index in range(len(states))
-            ]
-        except DeviceLost:
-            self._give_back(scheduled, None)
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, the callers must hear of it
-            self._end_failed(scheduled, error, issued.start_s)
-            return
-        with self._wake:
-            now = time.monotonic()
-            self._totals.add(batch, output, states, results, now - issued.start_s)
-            if self.worker.graphs.num_captures == issued.num_captures:  # a capture is no usual time
-                self._scheduler.note_run(now - states[0].start_s)
-        self._give_back(scheduled, output)
-        self._end_batch(scheduled, results)
-
-    def _result(
-        self, scheduled: Scheduled, output: BatchOutput, index: int, end_s: float
-    ) -> RecResult:
-        template = self._template.version
-        return build_result(scheduled, output, index, end_s, self.model_version, template)
-
-    def _end_failed(self, scheduled: Scheduled, error: Exception, start_s: float) -> None:
-        """Give back what a failed batch held and fail its requests."""
-        batch, states = scheduled.batch, scheduled.states
-        ids = batch.request_ids
-        logger.error(
-            "batch %d failed: %s",
-            batch.batch_id,
-            ", ".join(ids),
-            exc_info=error,
-            extra={"request_ids": ids},
-        )
-        release_frames(error)
-        with self._wake:
-            self._totals.add_failed(batch, states, time.monotonic() - start_s)
-        self._give_back(scheduled, None)
-        self._end_batch(scheduled, [error] * len(states))
-
-    def _end_batch(self, scheduled: Scheduled, outcomes: Sequence[RecResult | Exception]) -> None:
-        for state, outcome in zip(scheduled.states, outcomes, strict=True):
-            settle(state.future, outcome)
-        with self._wake:
-            self._running.remove(scheduled)
-            self._wake.notify_all()
-
-    def _give_up(self) -> None:
-        """Give back what the batches in flight hold, when the device reads it no more; the loop has died."""
-        with suppress(RuntimeError):  # of a device that has failed: it reads nothing any more
-            self.device.synchronize()
-        while self._in_flight:
-            try:
-                self._give_back(self._in_flight.take().scheduled, None)
-            except Exception:
-                logger.exception("a batch in flight could not be given back")
-
-    def _give_back(self, scheduled: Scheduled, output: BatchOutput | None) -> None:
-        """Pages, rows and pinned versions of a batch, as `Scheduler.complete` says."""
-        with self._wake:
-            self._scheduler.complete(scheduled, output)
-        for state in scheduled.states:
-            self._release(state)
-
-    def _fail(self, error: BaseException) -> None:
-        """Fail everything that waits, and what was running when the loop died; used when the loop ends."""
-        with self._wake:
-            if not isinstance(error, EngineClosed):
-                self._failure = error
-            states = [*self._running.take_all(), *self._scheduler.take_all()]
-            stop_waiters, self._stop_waiters = self._stop_waiters, []
-            self._wake.notify_all()
-        self.warm_up.fail(EngineClosed(str(error)))
-        for state in states:
-            if not state.future.done():
-                settle(state.future, EngineClosed(str(error)))
-        for waiter in stop_waiters:
-            settle(waiter, None)

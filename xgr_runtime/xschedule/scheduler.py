@@ -4,8 +4,12 @@ Earliest due first; a request is due at its deadline, and after the configured p
 starve behind more urgent ones. Those whose deadline is too near for an answer wait behind all others: run first, they
 would be late and make the others late too, and once there is more work than time hardly any answer would be in time.
 A batch takes requests of the most urgent one's group (catalogue slot, normalisation); the others wait for a later
-batch. It is closed when a capacity is reached or a request of that group has waited `max_wait_ms`. Pages of histories
-that are cached count neither as new tokens nor as new pages.
+batch. Pages of histories that are cached count neither as new tokens nor as new pages.
+
+A batch is closed when a capacity is reached. One that could hold more is closed when the device is about to have nothing
+else to do: before that it gains nothing by being closed, and others may still join it or a more urgent one come first. From
+then on waiting costs device time. `max_wait_ms` is how long a request is held back all the same for others that may come;
+for those that are on the way already (`expect`) a request waits a little also where it is 0.
 
 Several batches may be in flight. Each holds pages and rule rows of its own until `complete`; what it has computed is found
 by others only then. Where those in flight leave too little for the most urgent request, there is no next batch yet.
@@ -38,6 +42,7 @@ class Scheduled:
     places: tuple[tuple[tuple[int, int], ...], ...]
 
 
+COMPANY_S = 2e-3  # being prepared takes less, and a batch of its own costs a request that comes too late much more
 RECENT = 0.2  # weight of the last batch in the usual time of one
 
 
@@ -62,6 +67,11 @@ class Scheduler:
         self._padded_histories = padded_histories
         self._most_named = pages.allocator.num_pages if is_counting_shared_pages else math.inf
         self.usual_run_s = 0.0
+        self.expect()
+
+    def expect(self, free_s: float = -math.inf, *, is_company_coming: bool = False) -> None:
+        """What the next batch meets: when the device is about to have nothing to do, and whether requests are being prepared."""
+        self._free_s, self._is_company_coming = free_s, is_company_coming
 
     @property
     def num_queued(self) -> int:
@@ -117,8 +127,7 @@ class Scheduler:
         picked, is_full = self._pick(group)
         if not picked:
             return None
-        has_waited = now >= self._ready_s(group)
-        if not (is_full or has_waited or is_draining):
+        if not (is_full or is_draining or now >= self._ready_s(group)):
             return None
         rows = self._place_rules(picked)
         if not rows:
@@ -212,8 +221,11 @@ class Scheduler:
         return [s for s in by_urgency if s.searches[0].group == by_urgency[0].searches[0].group]
 
     def _ready_s(self, group: list[RequestState]) -> float:
-        """When one of these requests has waited long enough for its batch to be closed."""
-        return min(s.arrival_s for s in group) + self._config.max_wait_ms / 1e3
+        """When their batch is closed though it could hold more."""
+        wait_s = self._config.max_wait_ms / 1e3
+        if self._is_company_coming:
+            wait_s = max(wait_s, COMPANY_S)
+        return max(self._free_s, min(s.arrival_s for s in group) + wait_s)
 
     def _pick(self, group: list[RequestState]) -> tuple[list[RequestState], bool]:
         """The first requests of a group that fit together, and whether a capacity stopped the list."""
