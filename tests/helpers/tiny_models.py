@@ -160,6 +160,16 @@ def hf_reference(
     return Reference(len(token_of), children_of, child_log_probs)
 
 
+def hf_cache(model: Any, tokens: torch.Tensor, mask: torch.Tensor, width: int) -> Any:
+    """What `generate` would otherwise compute once per beam: keys and values of prompts, a row for every beam."""
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    cache = model(
+        input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=True
+    ).past_key_values
+    cache.batch_repeat_interleave(width)
+    return cache
+
+
 @torch.no_grad()
 def hf_constrained_generate(
     model: Any,
@@ -190,9 +200,13 @@ def hf_constrained_generate(
         prefix = to_sid(sequence[longest:].tolist())
         return [int(token_of[len(prefix)][code]) for code in children_of(prefix)]
 
+    cache = None
+    if min(map(len, prompts)) > 1:  # else a row would see nothing
+        cache = hf_cache(model, tokens[:, :-1], mask[:, :-1], width)
     output = model.generate(
         input_ids=tokens,
         attention_mask=mask,
+        past_key_values=cache,
         prefix_allowed_tokens_fn=allowed,
         num_beams=width,
         num_return_sequences=width,
