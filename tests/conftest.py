@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from tests.helpers import devices
+from tests.helpers.background import Background
 from tests.helpers.conservation import PageWatch
 from xgr_runtime.errors import DeviceError
 from xgr_runtime.hal.discovery import DEVICE_KINDS, open_device
@@ -33,6 +34,7 @@ DEFAULT_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 DEVICE = pytest.StashKey["Device"]()
 DESELECTED = pytest.StashKey[dict[str, int]]()
+MYPY = pytest.StashKey[Background]()
 
 # The suite is the same on every run; `--hypothesis-profile=explore` draws new examples.
 hypothesis.settings.register_profile("xgr", deadline=None, derandomize=True, max_examples=50)
@@ -132,6 +134,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = kept
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """mypy takes as long as hundreds of tests, which leave a core idle: its test only asks how it ended."""
+    if any(item.name == "test_mypy" for item in session.items):
+        session.config.stash[MYPY] = Background("mypy")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if MYPY in config.stash:
+        config.stash[MYPY].stop()
+
+
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
@@ -143,6 +156,12 @@ def pytest_terminal_summary(
 def device(request: pytest.FixtureRequest) -> Device:
     """The device of this run."""
     return request.config.stash[DEVICE]
+
+
+@pytest.fixture(scope="session")
+def mypy_beside(request: pytest.FixtureRequest) -> Background:
+    """mypy over the whole project, started before the first test."""
+    return request.config.stash[MYPY]
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,8 @@ from tests.helpers import architecture as rules
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.helpers.background import Background
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 TEXT_ENDINGS = (
     ".py",
@@ -368,8 +370,9 @@ def test_ruff_format() -> None:
     run_tool("ruff", "format", "--check", ".")
 
 
-def test_mypy() -> None:
-    run_tool("mypy")
+def test_mypy(mypy_beside: Background) -> None:
+    code, output = mypy_beside.wait()
+    assert code == 0, output
 
 
 def test_sizes(capsys: pytest.CaptureFixture[str]) -> None:

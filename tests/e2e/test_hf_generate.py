@@ -46,7 +46,7 @@ T = TOLERANCES[torch.float32].same_answer
 NUM_USERS = 200
 WIDTHS = (20, 50)
 USERS_PER_GENERATE = 25
-OFFICE_EPOCHS = 10
+OFFICE_EPOCHS = 5
 OFFICE_ITEMS = 10  # histories of the data set hold at most ten items
 
 
