@@ -49,10 +49,7 @@ def read(path: Path) -> Any:
 @pytest.mark.e2e
 def test_a_whole_run(device: Device, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "report.json"
-    allowed = () if device.kind in ("cpu", "npu") else ("--allow-reference",)
-    code, out, _ = conformance(
-        capsys, "--json", str(target), "--ops", OPS, *allowed, device=device.kind
-    )
+    code, out, _ = conformance(capsys, "--json", str(target), "--ops", OPS, device=device.kind)
     report = read(target)
     assert (code, report["result"]) == (0, "passed"), out
     assert report["schema"] == 1
@@ -64,7 +61,7 @@ def test_a_whole_run(device: Device, tmp_path: Path, capsys: pytest.CaptureFixtu
     dtypes = ("float32", "float16", "bfloat16")
     assert pairs == {(op, dtype) for op in OPS.split(",") for dtype in dtypes}
     bound = sum(e["bound_by_default"] for e in report["parity"] if e["op"] == "silu_mul")
-    assert bound == 12 or allowed
+    assert bound == 12
     ran = {(e["check"], e["dtype"]) for e in report["engines"] if e["checked"]}
     assert ran == {(check, dtype) for check in ("searches", "decoder") for dtype in dtypes}
     assert all(e["failed"] == 0 for e in report["engines"])

@@ -85,8 +85,6 @@ def make_config(
     """A checked configuration for the device of this run; small buffers unless asked otherwise.
 
     Graphs are captured when they are needed, which for a few batches is far fewer than all of a ladder.
-
-    On a GPU, ops without a provider run on their references. Nowhere else: not on an NPU.
     """
     kind = devices.of_this_run().kind
     limits = limits or LimitsConfig(max_prompt_tokens=256, max_beam_width=1024)
@@ -105,7 +103,7 @@ def make_config(
         scheduler=scheduler,
         cache=cache or CacheConfig(prefix_cache_bytes=1 << 20),
         buckets=buckets or BucketsConfig(at_start=False),
-        ops=OpsConfig(allow_reference=allow_reference or kind == "cuda"),
+        ops=OpsConfig(allow_reference=allow_reference),
     )
     check_config(config)
     return config
