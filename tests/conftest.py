@@ -136,7 +136,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """mypy takes as long as hundreds of tests, which leave a core idle: its test only asks how it ended."""
-    if any(item.name == "test_mypy" for item in session.items):
+    is_worker = hasattr(
+        session.config, "workerinput"
+    )  # of several that have the same tests, one of which runs it
+    if any(item.name == "test_mypy" for item in session.items) and not is_worker:
         session.config.stash[MYPY] = Background("mypy")
 
 
@@ -160,8 +163,11 @@ def device(request: pytest.FixtureRequest) -> Device:
 
 @pytest.fixture(scope="session")
 def mypy_beside(request: pytest.FixtureRequest) -> Background:
-    """mypy over the whole project, started before the first test."""
-    return request.config.stash[MYPY]
+    """mypy over the whole project, started before the first test where it could be."""
+    stash = request.config.stash
+    if MYPY not in stash:
+        stash[MYPY] = Background("mypy")
+    return stash[MYPY]
 
 
 @pytest.fixture(scope="session")
