@@ -5,10 +5,10 @@ H200, us, bf16, beside the library's product and the norm behind it:
 
 | rows | hidden 1,024: inputs 2,048 / 3,072 | hidden 2,048: inputs 2,048 / 6,144 |
 |---|---|---|
-| 32 | 4.3 and 8.0 / 5.2 and 9.9 | 5.6 and 8.3 / 11.3 and 13.4 |
-| 64 | 4.5 and 8.0 / 5.7 and 10.1 | 6.2 and 8.5 / 11.5 and 14.5 |
-| 128 | 5.5 and 8.1 / 6.3 and 10.3 | 7.3 and 9.1 / 13.2 and 16.1 |
-| 256 | 6.9 and 8.7 / 7.4 and 10.0 | 10.0 and 9.3 / 18.4 and 16.6 |
+| 32 | 4.5 and 8.2 / 5.1 and 9.8 | 6.0 and 8.3 / 11.7 and 14.9 |
+| 64 | 4.6 and 8.1 / 5.7 and 10.2 | 6.2 and 8.4 / 11.5 and 15.0 |
+| 128 | 5.6 and 8.4 / 6.4 and 10.3 | 7.3 and 8.9 / 13.4 and 16.5 |
+| 256 | 6.9 and 8.9 / 7.5 and 10.2 | 10.0 and 9.3 / 18.4 and 16.6 |
 | 512 | 8.8 and 8.9 / 10.5 and 10.6 | 13.3 and 12.1 / 25.6 and 24.7 |
 """
 
