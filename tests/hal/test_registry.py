@@ -322,6 +322,8 @@ def test_the_contract_names() -> None:
         "level_logsumexp",
         "linear",
         "linear_add_rms_norm",
+        "linear_rope_write_shared_kv",
+        "linear_rope_write_unshared_kv",
         "linear_silu_mul",
         "merge_attention_states",
         "prefill_attention",

@@ -1,7 +1,7 @@
 """Fused ops of an attention layer: what its stages do one by one, in one pass over memory where a provider can.
 
 `beam_attention` is the three stages of a round; `rope_write_shared_kv` and `rope_write_unshared_kv` turn the fused product
-of a layer's input into rotated queries and stored keys and values.
+of a layer's input into rotated queries and stored keys and values, and those with `linear` in front make the product too.
 
 H histories, N packed beam rows, T packed tokens, Q query heads, G KV heads, D head dim, P pages, R rounds, X = Q + 2 G.
 """
@@ -17,6 +17,7 @@ from xgr_runtime.hal.ops.attention import (
     unshared_attention,
 )
 from xgr_runtime.hal.ops.cache import write_shared_kv, write_unshared_kv
+from xgr_runtime.hal.ops.linear import linear
 from xgr_runtime.hal.ops.norm import rms_norm
 from xgr_runtime.hal.ops.rope import rotary_embedding
 from xgr_runtime.hal.registry import by_parts, op
@@ -201,6 +202,121 @@ def _write_unshared_by_parts(
     return q_NQD
 
 
+@op
+def linear_rope_write_shared_kv(
+    x_TM: torch.Tensor,
+    weight_OM: torch.Tensor,
+    q_norm_D: torch.Tensor | None,
+    k_norm_D: torch.Tensor | None,
+    eps: float,
+    cos_TD: torch.Tensor,
+    sin_TD: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    slot_T: torch.Tensor,
+) -> torch.Tensor:
+    """`rope_write_shared_kv` of the product x weight^T.
+
+    Args:
+        x_TM: [T, M] float, contiguous.
+        weight_OM: [(Q + 2 G) D, M], dtype of x, contiguous: query heads, key heads, value heads.
+        q_norm_D: [D] or None, as in `rope_write_shared_kv`; so are the others.
+        k_norm_D: [D] or None.
+        eps: of the norms.
+        cos_TD: fp32 [T, D].
+        sin_TD: fp32 [T, D].
+        k_pages: [P, page_size, G, D]; MUTATED.
+        v_pages: like k_pages; MUTATED.
+        slot_T: int64 [T].
+
+    Returns:
+        The queries, [T, Q, D]. A fused provider may leave out the rounding of the product.
+    """
+    return _product_to_shared_by_parts(
+        _REFERENCES, x_TM, weight_OM, q_norm_D, k_norm_D, eps, cos_TD, sin_TD, k_pages, v_pages, slot_T
+    )  # fmt: skip
+
+
+@by_parts(linear_rope_write_shared_kv, linear, rope_write_shared_kv)
+def _product_to_shared_by_parts(
+    parts: Any,
+    x_TM: torch.Tensor,
+    weight_OM: torch.Tensor,
+    q_norm_D: torch.Tensor | None,
+    k_norm_D: torch.Tensor | None,
+    eps: float,
+    cos_TD: torch.Tensor,
+    sin_TD: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    slot_T: torch.Tensor,
+) -> torch.Tensor:
+    qkv_TXD = parts.linear(x_TM, weight_OM).unflatten(1, (-1, k_pages.shape[3]))
+    q_TQD: torch.Tensor = parts.rope_write_shared_kv(
+        qkv_TXD, q_norm_D, k_norm_D, eps, cos_TD, sin_TD, k_pages, v_pages, slot_T
+    )
+    return q_TQD
+
+
+@op
+def linear_rope_write_unshared_kv(
+    x_NM: torch.Tensor,
+    weight_OM: torch.Tensor,
+    q_norm_D: torch.Tensor | None,
+    k_norm_D: torch.Tensor | None,
+    eps: float,
+    cos_ND: torch.Tensor,
+    sin_ND: torch.Tensor,
+    k_rows: torch.Tensor,
+    v_rows: torch.Tensor,
+    slot_N: torch.Tensor,
+    position: int,
+) -> torch.Tensor:
+    """`rope_write_unshared_kv` of the product x weight^T.
+
+    Args:
+        x_NM: [N, M] float, contiguous.
+        weight_OM: [(Q + 2 G) D, M], as in `linear_rope_write_shared_kv`.
+        q_norm_D: [D] or None, as in `rope_write_unshared_kv`; so are the others.
+        k_norm_D: [D] or None.
+        eps: of the norms.
+        cos_ND: fp32 [N, D].
+        sin_ND: fp32 [N, D].
+        k_rows: [slots, R - 1, G, D]; MUTATED.
+        v_rows: like k_rows; MUTATED.
+        slot_N: int32 [N].
+        position: in [0, R - 1).
+
+    Returns:
+        The queries, [N, Q, D]. A fused provider may leave out the rounding of the product.
+    """
+    return _product_to_unshared_by_parts(
+        _REFERENCES, x_NM, weight_OM, q_norm_D, k_norm_D, eps, cos_ND, sin_ND, k_rows, v_rows, slot_N, position
+    )  # fmt: skip
+
+
+@by_parts(linear_rope_write_unshared_kv, linear, rope_write_unshared_kv)
+def _product_to_unshared_by_parts(
+    parts: Any,
+    x_NM: torch.Tensor,
+    weight_OM: torch.Tensor,
+    q_norm_D: torch.Tensor | None,
+    k_norm_D: torch.Tensor | None,
+    eps: float,
+    cos_ND: torch.Tensor,
+    sin_ND: torch.Tensor,
+    k_rows: torch.Tensor,
+    v_rows: torch.Tensor,
+    slot_N: torch.Tensor,
+    position: int,
+) -> torch.Tensor:
+    qkv_NXD = parts.linear(x_NM, weight_OM).unflatten(1, (-1, k_rows.shape[3]))
+    q_NQD: torch.Tensor = parts.rope_write_unshared_kv(
+        qkv_NXD, q_norm_D, k_norm_D, eps, cos_ND, sin_ND, k_rows, v_rows, slot_N, position
+    )
+    return q_NQD
+
+
 def _rotated(
     parts: Any,
     qkv_TXD: torch.Tensor,
@@ -223,7 +339,13 @@ def _rotated(
 _REFERENCES = SimpleNamespace(
     **{
         part.name: part.reference
-        for fused in (beam_attention, rope_write_shared_kv, rope_write_unshared_kv)
+        for fused in (
+            beam_attention,
+            rope_write_shared_kv,
+            rope_write_unshared_kv,
+            linear_rope_write_shared_kv,
+            linear_rope_write_unshared_kv,
+        )
         for part in fused.parts
     }
 )

@@ -42,10 +42,11 @@ class SelfAttention:
         Returns the heads side by side for `out`, [T, Q * D], or [H, Q * D] with last_only.
         """
         k_pages, v_pages = kv.shared.k_pages(self.layer), kv.shared.v_pages(self.layer)
-        norms = (self.q_norm_D, self.k_norm_D, self.eps)
-        q_TQD: torch.Tensor = ops.rope_write_shared_kv(
-            self._project_in(ops, x_TM), *norms, *cos_sin, k_pages, v_pages, inputs.slot_T
-        )
+        write = (self.q_norm_D, self.k_norm_D, self.eps, *cos_sin, k_pages, v_pages, inputs.slot_T)
+        if self.qkv.bias_O is None:
+            q_TQD: torch.Tensor = ops.linear_rope_write_shared_kv(x_TM, self.qkv.weight_OI, *write)
+        else:
+            q_TQD = ops.rope_write_shared_kv(self._project_in(ops, x_TM), *write)
         q_start_H1, max_q, q_starts = inputs.q_start_H1, inputs.max_q, inputs.q_starts
         if last_only:
             q_TQD, max_q = q_TQD.index_select(0, inputs.last_row_H), 1
@@ -71,16 +72,12 @@ class SelfAttention:
     ) -> torch.Tensor:
         """Attend from one new token per beam row to its history and its own tokens; [N, Q * D] for `out`."""
         k_rows, v_rows = kv.unshared.k_rows(self.layer), kv.unshared.v_rows(self.layer)
-        norms = (self.q_norm_D, self.k_norm_D, self.eps)
-        q_NQD = ops.rope_write_unshared_kv(
-            self._project_in(ops, x_NM),
-            *norms,
-            *cos_sin,
-            k_rows,
-            v_rows,
-            inputs.slot_N,
-            inputs.round - 1,
-        )
+        to = (k_rows, v_rows, inputs.slot_N, inputs.round - 1)
+        write = (self.q_norm_D, self.k_norm_D, self.eps, *cos_sin, *to)
+        if self.qkv.bias_O is None:
+            q_NQD = ops.linear_rope_write_unshared_kv(x_NM, self.qkv.weight_OI, *write)
+        else:
+            q_NQD = ops.rope_write_unshared_kv(self._project_in(ops, x_NM), *write)
         out_NQD: torch.Tensor = ops.beam_attention(
             q_NQD,
             kv.shared.k_pages(self.layer),
