@@ -95,12 +95,12 @@ class Providers:
             for binding in bound.bindings
             if binding.provider != PARTS
         }
+        by_name = SimpleNamespace(**wrapped)  # one for all: a part may run by parts itself
         for binding in bound.bindings:
             run_by_parts = all_ops()[binding.op_name].run_by_parts
             if binding.provider == PARTS and run_by_parts is not None:
-                wrapped[binding.op_name] = functools.partial(
-                    run_by_parts, SimpleNamespace(**wrapped)
-                )
+                wrapped[binding.op_name] = functools.partial(run_by_parts, by_name)
+                setattr(by_name, binding.op_name, wrapped[binding.op_name])
         return BoundOps(bindings=bound.bindings, **wrapped)
 
     def _wrapped(self, op_name: str, provider: str, fn: Callable[..., Any]) -> Callable[..., Any]:
