@@ -67,14 +67,15 @@ def first_level(length_S, KEYS: gl.constexpr):
 
 @gluon.jit
 def _key_tiles(
-    rows, length, first_r, split, num_splits, X: gl.constexpr, IS_CAUSAL: gl.constexpr, KEYS: gl.constexpr
+    rows, length, first_r, split, num_splits,
+    X: gl.constexpr, IS_CAUSAL: gl.constexpr, KEYS: gl.constexpr, ITEM_ROWS: gl.constexpr,
 ):  # fmt: skip
     """(first key tile, first one with a mask, end) of a part of the keys that the rows from first_r on see."""
     end_key = length
     least = length
     if IS_CAUSAL:
         before = length - rows
-        end_key = gl.maximum(gl.minimum(length, before + (first_r + TILE_ROWS) // X), 0)
+        end_key = gl.maximum(gl.minimum(length, before + (first_r + ITEM_ROWS) // X), 0)
         least = gl.maximum(before + first_r // X + 1, 0)
     num_tiles = (end_key + KEYS - 1) // KEYS
     part = (num_tiles + num_splits - 1) // num_splits
@@ -87,11 +88,11 @@ def _key_tiles(
 @gluon.jit
 def only_item(
     start_ptr, length_ptr, num_rows, num_histories, tiles_each, num_splits,
-    X: gl.constexpr, G: gl.constexpr, IS_CAUSAL: gl.constexpr, KEYS: gl.constexpr,
+    X: gl.constexpr, G: gl.constexpr, IS_CAUSAL: gl.constexpr, KEYS: gl.constexpr, ITEM_ROWS: gl.constexpr,
 ):  # fmt: skip
     """The one item of a program that has no other, as `find_item` without level; programs are (tile of rows, split, KV head).
 
-    Each history has tiles_each tiles of rows, so that nothing is searched for. Causal there is one history, and its tiles are
+    Each history has tiles_each tiles of ITEM_ROWS query rows, so that nothing is searched for. Causal there is one history, and its tiles are
     followed by those of the rows of none.
     """
     program = gl.program_id(0)
@@ -103,7 +104,7 @@ def only_item(
         first_row = gl.load(start_ptr)
         end_row = gl.load(start_ptr + 1)
         length = gl.load(length_ptr)
-        num_tiles = ((end_row - first_row) * X + TILE_ROWS - 1) // TILE_ROWS
+        num_tiles = ((end_row - first_row) * X + ITEM_ROWS - 1) // ITEM_ROWS
         if tile >= num_tiles:
             tile -= num_tiles
             first_row = end_row
@@ -116,11 +117,11 @@ def only_item(
         end_row = gl.load(start_ptr + history + 1)
         length = gl.load(length_ptr + history)
     rows = end_row - first_row
-    first_r = tile * TILE_ROWS
+    first_r = tile * ITEM_ROWS
     if first_r >= rows * X:
         length = 0
     begin_tile, masked_tile, end_tile = _key_tiles(
-        rows, length, first_r, split, num_splits, X, IS_CAUSAL, KEYS
+        rows, length, first_r, split, num_splits, X, IS_CAUSAL, KEYS, ITEM_ROWS
     )
     return history, first_row, rows, length, first_r, g, split, begin_tile, masked_tile, end_tile
 

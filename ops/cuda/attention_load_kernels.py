@@ -72,12 +72,12 @@ def load_only_tiles(
     k_desc, v_desc, table_ptr, start_ptr, length_ptr, num_rows, num_histories, tiles_each, num_splits, table_stride,
     k_smem, v_smem, k_full, k_empty, v_full, v_empty,
     G: gl.constexpr, X: gl.constexpr, D: gl.constexpr, PAGE_SIZE: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
-    IS_CAUSAL: gl.constexpr,
+    IS_CAUSAL: gl.constexpr, ITEM_ROWS: gl.constexpr,
 ):  # fmt: skip
     """The same where a program has one item; it may start before the kernel in front of it has ended."""
     gdc_wait()
     history, _f, _r, length, _q, g, _s, begin_tile, _m, end_tile = only_item(
-        start_ptr, length_ptr, num_rows, num_histories, tiles_each, num_splits, X, G, IS_CAUSAL, KEYS
+        start_ptr, length_ptr, num_rows, num_histories, tiles_each, num_splits, X, G, IS_CAUSAL, KEYS, ITEM_ROWS
     )  # fmt: skip
     _copy_tiles(
         k_desc, v_desc, table_ptr + history.to(gl.int64) * table_stride, length, g, begin_tile, end_tile, 0,
@@ -159,6 +159,12 @@ def load_rows(
         first_r += WHICH * ROWS
         phase = (k & 1) ^ 1
         own_phase = (num_own & 1) ^ 1
+        mbarrier.wait(row_bars.index(WHICH * 6 + 1), phase)
+        write_item(
+            item_smem.index(WHICH), first_row, rows, length, first_r, g, split, begin_tile, masked_tile, end_tile
+        )  # fmt: skip
+        copy_queries(q_s, q_ptr, first_row, rows, first_r, g, G, X, D, CHUNK, COPIES)
+        _say_full(row_bars.index(WHICH * 6))
         if OWN > 0:  # noqa: SIM102 - a constant of the compiler
             if split == 0:
                 mbarrier.wait(row_bars.index(WHICH * 6 + 3), own_phase)
@@ -167,14 +173,6 @@ def load_rows(
                     first_row, rows, first_r, g, num_tokens, X, D, OWN, CHUNK, COPIES,
                 )  # fmt: skip
                 _say_full(row_bars.index(WHICH * 6 + 2))
-        mbarrier.wait(row_bars.index(WHICH * 6 + 1), phase)
-        write_item(
-            item_smem.index(WHICH), first_row, rows, length, first_r, g, split, begin_tile, masked_tile, end_tile
-        )  # fmt: skip
-        copy_queries(q_s, q_ptr, first_row, rows, first_r, g, G, X, D, CHUNK, COPIES)
-        _say_full(row_bars.index(WHICH * 6))
-        if OWN > 0:  # noqa: SIM102 - as above
-            if split == 0:
                 # every item ends with its results where the own values were
                 mbarrier.wait(row_bars.index(WHICH * 6 + 5), phase)
                 copy_own(

@@ -70,24 +70,37 @@ def step(
 
 
 @gluon.jit
+def weigh_own(
+    score_RK, num_tokens, scale_log2, largest_R, total_R,
+    X: gl.constexpr, OWN: gl.constexpr, KEYS: gl.constexpr, SCORES: gl.constexpr,
+):  # fmt: skip
+    """`weigh` of own tokens, OWN places a beam: a row sees those of its beam that are there."""
+    r_R = gl.arange(0, ROWS, layout=gl.SliceLayout(1, SCORES))
+    key_K = gl.arange(0, KEYS, layout=gl.SliceLayout(0, SCORES))
+    is_own_RK = (r_R[:, None] // X == key_K[None, :] // OWN) & (key_K[None, :] % OWN < num_tokens)
+    score_RK = gl.where(is_own_RK, score_RK, float("-inf"))
+    new_largest_R = gl.maximum(largest_R, gl.max(score_RK, 1) * scale_log2)
+    weight_RK = gl.exp2(score_RK * scale_log2 - new_largest_R[:, None])
+    decay_R = gl.exp2(largest_R - new_largest_R)
+    return weight_RK, decay_R, new_largest_R, total_R * decay_R + gl.sum(weight_RK, 1)
+
+
+@gluon.jit
 def own_weights(
     q_s, own_k_s, num_tokens, scale_log2,
     X: gl.constexpr, OWN: gl.constexpr, SUMS: gl.constexpr,
 ):  # fmt: skip
-    """Softmax over the own tokens of a warpgroup's rows: (weights for a product with their values, largest, total)."""
+    """Softmax over the own tokens of a warpgroup's rows alone: (weights for a product with their values, largest, total)."""
     KEYS: gl.constexpr = ROWS // X * OWN
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
     rows_of_sums: gl.constexpr = gl.SliceLayout(1, SUMS)
     zero_RK = gl.zeros([ROWS, KEYS], gl.float32, SCORES)
     score_RK = warpgroup_mma(q_s, own_k_s.permute((1, 0)), zero_RK, use_acc=False)
-    r_R = gl.arange(0, ROWS, layout=gl.SliceLayout(1, SCORES))
-    key_K = gl.arange(0, KEYS, layout=gl.SliceLayout(0, SCORES))
-    is_own_RK = (r_R[:, None] // X == key_K[None, :] // OWN) & (key_K[None, :] % OWN < num_tokens)
-    score_RK = gl.where(is_own_RK, score_RK, float("-inf"))
-    largest_R = gl.max(score_RK, 1) * scale_log2
-    weight_RK = gl.exp2(score_RK * scale_log2 - largest_R[:, None])
-    total_R = gl.sum(weight_RK, 1)
+    nothing_R = gl.full([ROWS], LEAST, gl.float32, gl.SliceLayout(1, SCORES))
+    weight_RK, _decay_R, largest_R, total_R = weigh_own(
+        score_RK, num_tokens, scale_log2, nothing_R, gl.zeros_like(nothing_R), X, OWN, KEYS, SCORES
+    )
     return (
         gl.convert_layout(weight_RK.to(q_s.dtype), WEIGHTS),
         gl.convert_layout(largest_R, rows_of_sums),
@@ -96,14 +109,59 @@ def own_weights(
 
 
 @gluon.jit
+def last_values(q_empty, v_s, v_empty, weight_op, sum_RD):
+    """The sum with the weighted values of the last tile; who loads is told that queries and values have been read."""
+    mbarrier.arrive(q_empty, count=1)
+    sum_RD = warpgroup_mma(weight_op, v_s, sum_RD)
+    mbarrier.arrive(v_empty, count=1)
+    return sum_RD
+
+
+@gluon.jit
+def last_values_and_own(
+    q_s, q_empty, own_k_s, own_v_s, own_k_full, own_k_empty, own_v_full, phase, v_s, v_empty, num_tokens, scale_log2,
+    weight_op, sum_RD, largest_R, total_R,
+    X: gl.constexpr, OWN: gl.constexpr, SUMS: gl.constexpr,
+):  # fmt: skip
+    """Own tokens come after all tiles: their scores, and beside their softmax the weighted values of the last tile.
+
+    Returns (sum, largest, total). Who loads own values is not told: their place is that of the results.
+    """
+    KEYS: gl.constexpr = ROWS // X * OWN
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
+    rows_of_scores: gl.constexpr = gl.SliceLayout(1, SCORES)
+    rows_of_sums: gl.constexpr = gl.SliceLayout(1, SUMS)
+    mbarrier.wait(own_k_full, phase)
+    zero_RK = gl.zeros([ROWS, KEYS], gl.float32, SCORES)
+    score_token = warpgroup_mma(q_s, own_k_s.permute((1, 0)), zero_RK, use_acc=False, is_async=True)
+    sum_token = warpgroup_mma(weight_op, v_s, sum_RD, is_async=True)
+    score_RK = warpgroup_mma_wait(1, deps=[score_token])
+    mbarrier.arrive(own_k_empty, count=1)
+    mbarrier.arrive(q_empty, count=1)
+    l_R = gl.convert_layout(largest_R, rows_of_scores)
+    t_R = gl.convert_layout(total_R, rows_of_scores)
+    weight_RK, decay_R, l_R, t_R = weigh_own(
+        score_RK, num_tokens, scale_log2, l_R, t_R, X, OWN, KEYS, SCORES
+    )
+    weight_op = gl.convert_layout(weight_RK.to(q_s.dtype), WEIGHTS)
+    mbarrier.wait(own_v_full, phase)
+    sum_RD, t_R = warpgroup_mma_wait(0, deps=[sum_token, t_R])
+    mbarrier.arrive(v_empty, count=1)
+    sum_RD = sum_RD * gl.convert_layout(decay_R, rows_of_sums)[:, None]
+    sum_RD = warpgroup_mma(weight_op, own_v_s, sum_RD)
+    return sum_RD, gl.convert_layout(l_R, rows_of_sums), gl.convert_layout(t_R, rows_of_sums)
+
+
+@gluon.jit
 def attend_tiles(
-    q_s, q_empty, k_smem, v_smem, k_full, k_empty, v_full, v_empty, count, rows, length, first_r,
+    q_s, k_smem, v_smem, k_full, k_empty, v_full, v_empty, count, rows, length, first_r,
     begin_tile, masked_tile, end_tile, scale_log2, sum_RD, largest_R, total_R,
     X: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr, SUMS: gl.constexpr,
 ):  # fmt: skip
-    """Take in the key tiles of an item, at least one, the last first; (sum, largest, total).
+    """Take in the key tiles of an item, at least one, the last first: (weights, sum, largest, total).
 
-    q_empty is told when the queries have been read for the last time. count: tiles before.
+    The weighted values of the last tile are not in the sum yet: `weights` are for its product. count: tiles before.
     """
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
@@ -142,11 +200,8 @@ def attend_tiles(
             q_s, k_smem, v_smem, k_full, k_empty, v_full, v_empty, count + i, first - i * KEYS, length,
             visible_R, scale_log2, weight_op, sum_RD, l_R, t_R, D, KEYS, STAGES, False, SCORES, SUMS, WEIGHTS,
         )  # fmt: skip
-    mbarrier.arrive(q_empty, count=1)
-    last = (count + num_tiles - 1) % STAGES
-    sum_RD = warpgroup_mma(weight_op, v_smem.index(last).reshape([KEYS, D]), sum_RD)
-    mbarrier.arrive(v_empty.index(last), count=1)
-    return sum_RD, gl.convert_layout(l_R, rows_of_sums), gl.convert_layout(t_R, rows_of_sums)
+    largest_R = gl.convert_layout(l_R, rows_of_sums)
+    return weight_op, sum_RD, largest_R, gl.convert_layout(t_R, rows_of_sums)
 
 
 @gluon.jit
@@ -157,9 +212,10 @@ def store_results(
     """Of a warpgroup's rows: in whole lines by way of place_s [ROWS, D], or as a part's fp32 results and their lse."""
     LINES: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
     rows_of_sums: gl.constexpr = gl.SliceLayout(1, SUMS)
-    out_RD = sum_RD / gl.where(total_R == 0.0, 1.0, total_R)[:, None]
+    out_RD = sum_RD * (1.0 / gl.where(total_R == 0.0, 1.0, total_R))[:, None]
     gdc_launch_dependents()  # a kernel that starts early waits for the results itself
     if not IS_SPLIT:
+        gl.thread_barrier()  # own values were there, and other warps may still read them
         place_s.store(out_RD.to(place_s.dtype))
         gl.thread_barrier()
         r_R = first_r + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LINES))

@@ -1,7 +1,8 @@
 """Attention over paged histories for NVIDIA's Hopper generation where the cores have one item each at most.
 
 What `warpgroup_attention_kernels` computes, cut for the time until the first product. Nothing is searched for: each history
-has the same number of tiles of rows, those of a narrower one have nothing to do in the end. One warp asks for the key tiles
+has the same number of tiles of rows, those of a narrower one have nothing to do in the end. A program has one or two warpgroups
+that compute, and 64 or 128 rows: fewer where the cores suffice, as a tile of keys takes half the time then. One warp asks for the key tiles
 at once; each computing warpgroup asks for its queries and own tokens itself, all at once, and takes them as they come. The
 kernel starts before the one in front of it has ended: its barriers are there when that one's results are.
 
@@ -35,9 +36,9 @@ def _wait_for_copies(OPEN: gl.constexpr):
 def _compute(
     q_ptr, out_ptr, lse_ptr, start_ptr, length_ptr, num_rows, num_histories, tiles_each, num_splits, scale,
     k_rows_ptr, v_rows_ptr, slot_ptr, k_slot_stride, v_slot_stride, k_token_stride, v_token_stride, num_tokens,
-    q_smem, own_k_smem, own_v_smem, q_empty, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
+    q_smem, own_k_smem, own_v_smem, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
     WHICH: gl.constexpr, G: gl.constexpr, X: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
-    IS_SPLIT: gl.constexpr, IS_CAUSAL: gl.constexpr, OWN: gl.constexpr,
+    IS_SPLIT: gl.constexpr, IS_CAUSAL: gl.constexpr, OWN: gl.constexpr, ITEM_ROWS: gl.constexpr,
 ):  # fmt: skip
     """A computing warpgroup: rows WHICH * 64 .. of the item."""
     gdc_wait()
@@ -45,7 +46,7 @@ def _compute(
     COPIES: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
     rows_of_sums: gl.constexpr = gl.SliceLayout(1, SUMS)
     _h, first_row, rows, length, first_r, g, split, begin_tile, masked_tile, end_tile = only_item(
-        start_ptr, length_ptr, num_rows, num_histories, tiles_each, num_splits, X, G, IS_CAUSAL, KEYS
+        start_ptr, length_ptr, num_rows, num_histories, tiles_each, num_splits, X, G, IS_CAUSAL, KEYS, ITEM_ROWS
     )  # fmt: skip
     first_r += WHICH * ROWS
     scale_log2 = scale * LOG2_E
@@ -78,11 +79,13 @@ def _compute(
             sum_RD = warpgroup_mma(weight_op, own_v_s, sum_RD, use_acc=False)
     _wait_for_copies(0)
     if end_tile > begin_tile:
-        sum_RD, largest_R, total_R = attend_tiles(
-            q_s, q_empty.index(0), k_smem, v_smem, k_full, k_empty, v_full, v_empty, 0, rows, length, first_r,
+        weight_op, sum_RD, largest_R, total_R = attend_tiles(
+            q_s, k_smem, v_smem, k_full, k_empty, v_full, v_empty, 0, rows, length, first_r,
             begin_tile, masked_tile, end_tile, scale_log2, sum_RD, largest_R, total_R,
             X, D, KEYS, STAGES, IS_CAUSAL, SUMS,
         )  # fmt: skip
+        v_s = v_smem.index((end_tile - begin_tile - 1) % STAGES).reshape([KEYS, D])
+        sum_RD = warpgroup_mma(weight_op, v_s, sum_RD)
     store_results(
         out_ptr, lse_ptr, place_s, sum_RD, largest_R, total_R, first_row, rows, num_rows, first_r, g, split,
         G, X, D, IS_SPLIT, SUMS,
@@ -133,51 +136,70 @@ def direct_attention_kernel(
     PAGE_SIZE: gl.constexpr,
     KEYS: gl.constexpr,
     STAGES: gl.constexpr,
+    WARPGROUPS: gl.constexpr,
 ):
-    """out[n], or with splits out[split, n] and lse[split, n]; OWN: own tokens a beam at most, 0 without."""
+    """out[n], or with splits out[split, n] and lse[split, n]; OWN: own tokens a beam at most, 0 without; WARPGROUPS compute."""
+    ITEM_ROWS: gl.constexpr = WARPGROUPS * ROWS
     dtype: gl.constexpr = k_desc.dtype
     rows_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     bar_layout: gl.constexpr = mbarrier.MBarrierLayout()
-    q_smem = gl.allocate_shared_memory(dtype, [2, ROWS, D], rows_layout)
-    own_v_smem = gl.allocate_shared_memory(dtype, [2, ROWS, D], rows_layout)
+    q_smem = gl.allocate_shared_memory(dtype, [WARPGROUPS, ROWS, D], rows_layout)
+    own_v_smem = gl.allocate_shared_memory(dtype, [WARPGROUPS, ROWS, D], rows_layout)
     own_k_smem = own_v_smem
     if OWN > 0:
-        own_k_smem = gl.allocate_shared_memory(dtype, [2, ROWS // X * OWN, D], rows_layout)
+        own_k_smem = gl.allocate_shared_memory(dtype, [WARPGROUPS, ROWS // X * OWN, D], rows_layout)
     k_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, KEYS, D], k_desc.layout)
     v_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, KEYS, D], v_desc.layout)
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bar_layout)
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bar_layout)
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bar_layout)
     v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bar_layout)
-    q_empty = gl.allocate_shared_memory(gl.int64, [1, 1], bar_layout)
     for s in gl.static_range(STAGES):
         mbarrier.init(k_full.index(s), count=1)
         mbarrier.init(v_full.index(s), count=1)
-        mbarrier.init(k_empty.index(s), count=2)
-        mbarrier.init(v_empty.index(s), count=2)
-    mbarrier.init(q_empty.index(0), count=2)
+        mbarrier.init(k_empty.index(s), count=WARPGROUPS)
+        mbarrier.init(v_empty.index(s), count=WARPGROUPS)
     fence_async_shared()
 
-    gl.warp_specialize(
-        [
-            (_compute, (
-                q_ptr, out_ptr, lse_ptr, start_ptr, length_ptr, num_rows, num_histories, tiles_each, num_splits, scale,
-                k_rows_ptr, v_rows_ptr, slot_ptr, k_slot_stride, v_slot_stride, k_token_stride, v_token_stride, num_tokens,
-                q_smem, own_k_smem, own_v_smem, q_empty, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
-                0, G, X, D, KEYS, STAGES, IS_SPLIT, IS_CAUSAL, OWN,
-            )),
-            (_compute, (
-                q_ptr, out_ptr, lse_ptr, start_ptr, length_ptr, num_rows, num_histories, tiles_each, num_splits, scale,
-                k_rows_ptr, v_rows_ptr, slot_ptr, k_slot_stride, v_slot_stride, k_token_stride, v_token_stride, num_tokens,
-                q_smem, own_k_smem, own_v_smem, q_empty, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
-                1, G, X, D, KEYS, STAGES, IS_SPLIT, IS_CAUSAL, OWN,
-            )),
-            (load_only_tiles, (
-                k_desc, v_desc, table_ptr, start_ptr, length_ptr, num_rows, num_histories, tiles_each, num_splits, table_stride,
-                k_smem, v_smem, k_full, k_empty, v_full, v_empty,
-                G, X, D, PAGE_SIZE, KEYS, STAGES, IS_CAUSAL,
-            )),
-        ],
-        [4, 1],
-        [232, 40],
-    )  # fmt: skip
+    if WARPGROUPS == 2:
+        gl.warp_specialize(
+            [
+                (_compute, (
+                    q_ptr, out_ptr, lse_ptr, start_ptr, length_ptr, num_rows, num_histories, tiles_each, num_splits, scale,
+                    k_rows_ptr, v_rows_ptr, slot_ptr, k_slot_stride, v_slot_stride, k_token_stride, v_token_stride, num_tokens,
+                    q_smem, own_k_smem, own_v_smem, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
+                    0, G, X, D, KEYS, STAGES, IS_SPLIT, IS_CAUSAL, OWN, ITEM_ROWS,
+                )),
+                (_compute, (
+                    q_ptr, out_ptr, lse_ptr, start_ptr, length_ptr, num_rows, num_histories, tiles_each, num_splits, scale,
+                    k_rows_ptr, v_rows_ptr, slot_ptr, k_slot_stride, v_slot_stride, k_token_stride, v_token_stride, num_tokens,
+                    q_smem, own_k_smem, own_v_smem, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
+                    1, G, X, D, KEYS, STAGES, IS_SPLIT, IS_CAUSAL, OWN, ITEM_ROWS,
+                )),
+                (load_only_tiles, (
+                    k_desc, v_desc, table_ptr, start_ptr, length_ptr, num_rows, num_histories, tiles_each, num_splits, table_stride,
+                    k_smem, v_smem, k_full, k_empty, v_full, v_empty,
+                    G, X, D, PAGE_SIZE, KEYS, STAGES, IS_CAUSAL, ITEM_ROWS,
+                )),
+            ],
+            [4, 1],
+            [232, 40],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (_compute, (
+                    q_ptr, out_ptr, lse_ptr, start_ptr, length_ptr, num_rows, num_histories, tiles_each, num_splits, scale,
+                    k_rows_ptr, v_rows_ptr, slot_ptr, k_slot_stride, v_slot_stride, k_token_stride, v_token_stride, num_tokens,
+                    q_smem, own_k_smem, own_v_smem, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
+                    0, G, X, D, KEYS, STAGES, IS_SPLIT, IS_CAUSAL, OWN, ITEM_ROWS,
+                )),
+                (load_only_tiles, (
+                    k_desc, v_desc, table_ptr, start_ptr, length_ptr, num_rows, num_histories, tiles_each, num_splits, table_stride,
+                    k_smem, v_smem, k_full, k_empty, v_full, v_empty,
+                    G, X, D, PAGE_SIZE, KEYS, STAGES, IS_CAUSAL, ITEM_ROWS,
+                )),
+            ],
+            [1],
+            [40],
+        )  # fmt: skip

@@ -15,7 +15,8 @@ from .attention_parts_kernels import join_parts_kernel
 from .direct_attention_kernels import direct_attention_kernel
 from .warpgroup_attention_kernels import warpgroup_attention_kernel
 
-ROWS = 128  # query rows of an item
+ROWS = 64  # query rows of a warpgroup
+MOST_WARPGROUPS = 2  # that compute, in a program
 MOST_PARTS = 16  # of the keys: those of a few pairs are joined at once
 PART_PAIRS = 64  # partial results of a head that a program joins
 LEAST_SEGMENTS = 64  # histories that one compiled kernel takes; more take the next power of two
@@ -26,14 +27,15 @@ class WarpgroupTiles:
     """How histories are cut.
 
     keys: of a tile, a power of two that divides the page size. stages: key tiles on the chip. num_cores: programs at once.
-    min_split_keys: what a part of the keys has at least where they are split.
+    min_split_keys: what a part of the keys has at least where they are split. direct: with how many warpgroups, tried in this order,
+    a program may have one item alone.
     """
 
     keys: int
     stages: int
     num_cores: int
     min_split_keys: int
-    may_direct: bool = True
+    direct: tuple[int, ...] = ()
 
     def num_splits(self, num_items: int, max_kv: int) -> int:
         """Into how many parts the keys go where unsplit there are `num_items` items."""
@@ -69,33 +71,33 @@ def _join_parts(
 
 @dataclass(frozen=True)
 class _Cut:
-    """num_splits parts of the keys; is_direct: a program has one item, of tiles_each tiles of rows a history."""
+    """num_splits parts of the keys. warpgroups: of a program that has one item, of tiles_each tiles of rows a history; 0: it has many."""
 
     num_splits: int
     num_programs: int
-    is_direct: bool
-    tiles_each: int
+    warpgroups: int = 0
+    tiles_each: int = 0
 
 
 def _cut(
     num_rows: int, num_histories: int, num_kv_heads: int, group: int, max_rows: int, max_kv: int,
     is_causal: bool, tiles: WarpgroupTiles,
 ) -> _Cut:  # fmt: skip
-    tiles_each = -(-min(max_rows, num_rows) * group // ROWS)
-    num_tiles = num_histories * tiles_each
-    num_splits = tiles.num_splits(num_tiles * num_kv_heads, max_kv)
-    if (
-        tiles.may_direct
-        and num_tiles * num_kv_heads * num_splits <= tiles.num_cores
-        and (num_histories == 1 or not is_causal)
-    ):
-        if is_causal:
-            num_tiles = num_rows * group // ROWS + 2  # the history's and those of the rows of none
-        return _Cut(num_splits, num_tiles * num_kv_heads * num_splits, True, tiles_each)
-    num_items = max(num_histories, num_rows * group // ROWS) * num_kv_heads
+    for warpgroups in tiles.direct if num_histories == 1 or not is_causal else ():
+        rows = warpgroups * ROWS
+        tiles_each = -(-min(max_rows, num_rows) * group // rows)
+        num_tiles = num_histories * tiles_each
+        if num_tiles * num_kv_heads <= tiles.num_cores:
+            num_splits = tiles.num_splits(num_tiles * num_kv_heads, max_kv)
+            if is_causal:  # the history's tiles and those of the rows of none
+                num_tiles = num_rows * group // rows + 2
+            num_programs = num_tiles * num_kv_heads * num_splits
+            return _Cut(num_splits, num_programs, warpgroups, tiles_each)
+    rows = MOST_WARPGROUPS * ROWS
+    num_items = max(num_histories, num_rows * group // rows) * num_kv_heads
     num_splits = tiles.num_splits(num_items, max_kv)
-    most_items = (num_rows * group // ROWS + num_histories + 1) * num_kv_heads * num_splits
-    return _Cut(num_splits, min(tiles.num_cores, most_items), False, tiles_each)
+    most_items = (num_rows * group // rows + num_histories + 1) * num_kv_heads * num_splits
+    return _Cut(num_splits, min(tiles.num_cores, most_items))
 
 
 def launch_warpgroup_attention(
@@ -173,9 +175,16 @@ def launch_warpgroup_attention(
         "STAGES": tiles.stages,
         "num_warps": 4,
     }
-    if cut.is_direct:
+    if cut.warpgroups > 0:
         direct_attention_kernel[(cut.num_programs,)](
-            *arrays, num_rows, num_histories, cut.tiles_each, *numbers, **constants, launch_pdl=True
+            *arrays,
+            num_rows,
+            num_histories,
+            cut.tiles_each,
+            *numbers,
+            **constants,
+            WARPGROUPS=cut.warpgroups,
+            launch_pdl=True,
         )
     else:
         warpgroup_attention_kernel[(cut.num_programs,)](

@@ -18,7 +18,8 @@ Keys go last tile first, so that all masks (the end of a history, the diagonal o
 Slots behind a history's end may hold NaN, which no mask keeps out of a product: the last tile is read from further ahead
 so that it ends where the history does; what would lie before its page the copy engine fills with zeros.
 
-The beams' own tokens are a tile of keys as well, those of 64 rows side by side, in which each row sees its beam's.
+The beams' own tokens are a tile of keys as well, those of 64 rows side by side, in which each row sees its beam's. It comes
+last: its values go where the results of the item before were, and are on their way while the other tiles are attended.
 
 Every buffer has a barrier that says it is full and one that says it is empty; both count phases, and whoever waits knows
 from the number of tiles or items before which phase he waits for.
@@ -36,7 +37,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from .attention_item_kernels import NUMBERS, read_item, segments
 from .attention_load_kernels import load_rows, load_tiles
-from .attention_step_kernels import LEAST, LOG2_E, ROWS, attend_tiles, own_weights, store_results
+from .attention_step_kernels import (
+    LEAST,
+    LOG2_E,
+    ROWS,
+    attend_tiles,
+    last_values,
+    last_values_and_own,
+    own_weights,
+    store_results,
+)
 
 
 @gluon.jit
@@ -56,6 +66,8 @@ def _compute(
     scale_log2 = scale * LOG2_E
     q_s = q_smem.index(WHICH)
     own_v_s = own_v_smem.index(WHICH)
+    own_k_s = own_k_smem.index(WHICH)
+    NUM_OWN: gl.constexpr = ROWS // X * OWN
     BARS: gl.constexpr = WHICH * 6
     count = 0
     num_own = 0
@@ -67,26 +79,37 @@ def _compute(
         largest_R = gl.full([ROWS], LEAST, gl.float32, rows_of_sums)
         total_R = gl.zeros([ROWS], gl.float32, rows_of_sums)
         sum_RD = gl.zeros([ROWS, D], gl.float32, SUMS)
-        if OWN > 0:  # noqa: SIM102 - a constant of the compiler
-            if split == 0:
-                mbarrier.wait(row_bars.index(BARS + 2), num_own & 1)
-                weight_op, largest_R, total_R = own_weights(
-                    q_s, own_k_smem.index(WHICH), num_tokens, scale_log2, X, OWN, SUMS
-                )
-                mbarrier.arrive(row_bars.index(BARS + 3), count=1)
-                mbarrier.wait(row_bars.index(BARS + 4), num_own & 1)
-                sum_RD = warpgroup_mma(
-                    weight_op, own_v_s.slice(0, ROWS // X * OWN), sum_RD, use_acc=False
-                )
-                num_own += 1
         if end_tile > begin_tile:
-            sum_RD, largest_R, total_R = attend_tiles(
-                q_s, row_bars.index(BARS + 1), k_smem, v_smem, k_full, k_empty, v_full, v_empty, count, rows, length, first_r,
+            weight_op, sum_RD, largest_R, total_R = attend_tiles(
+                q_s, k_smem, v_smem, k_full, k_empty, v_full, v_empty, count, rows, length, first_r,
                 begin_tile, masked_tile, end_tile, scale_log2, sum_RD, largest_R, total_R,
                 X, D, KEYS, STAGES, IS_CAUSAL, SUMS,
             )  # fmt: skip
             count += end_tile - begin_tile
+            last = (count - 1) % STAGES
+            v_s = v_smem.index(last).reshape([KEYS, D])
+            if OWN == 0 or split > 0:
+                sum_RD = last_values(
+                    row_bars.index(BARS + 1), v_s, v_empty.index(last), weight_op, sum_RD
+                )
+            else:
+                sum_RD, largest_R, total_R = last_values_and_own(
+                    q_s, row_bars.index(BARS + 1), own_k_s, own_v_s.slice(0, NUM_OWN),
+                    row_bars.index(BARS + 2), row_bars.index(BARS + 3), row_bars.index(BARS + 4), num_own & 1,
+                    v_s, v_empty.index(last), num_tokens, scale_log2, weight_op, sum_RD, largest_R, total_R, X, OWN, SUMS,
+                )  # fmt: skip
+                num_own += 1
         else:
+            if OWN > 0:  # noqa: SIM102 - a constant of the compiler
+                if split == 0:
+                    mbarrier.wait(row_bars.index(BARS + 2), num_own & 1)
+                    weight_op, largest_R, total_R = own_weights(
+                        q_s, own_k_s, num_tokens, scale_log2, X, OWN, SUMS
+                    )
+                    mbarrier.arrive(row_bars.index(BARS + 3), count=1)
+                    mbarrier.wait(row_bars.index(BARS + 4), num_own & 1)
+                    sum_RD = warpgroup_mma(weight_op, own_v_s.slice(0, NUM_OWN), sum_RD)
+                    num_own += 1
             mbarrier.arrive(row_bars.index(BARS + 1), count=1)
         store_results(
             out_ptr, lse_ptr, own_v_s, sum_RD, largest_R, total_R, first_row, rows, num_rows, first_r, g, split,
