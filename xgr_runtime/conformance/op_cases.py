@@ -28,6 +28,10 @@ from xgr_runtime.conformance.product_cases import (
     linear_add_rms_norm,
     linear_silu_mul,
 )
+from xgr_runtime.conformance.qkv_cases import (
+    linear_rope_write_shared_kv,
+    linear_rope_write_unshared_kv,
+)
 from xgr_runtime.conformance.rope_write_cases import (
     rope_write_shared_kv,
     rope_write_unshared_kv,
@@ -58,6 +62,8 @@ GENERATORS: Mapping[str, Generator] = {
         reorder_unshared_kv,
         rope_write_shared_kv,
         rope_write_unshared_kv,
+        linear_rope_write_shared_kv,
+        linear_rope_write_unshared_kv,
         rms_norm,
         add_rms_norm,
         rotary_embedding,
