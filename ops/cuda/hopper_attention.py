@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 CAPABILITY = "sm_90"  # its instructions exist on no other generation
 NUM_CORES = 132  # of an H100 or H200
-TILES = WarpgroupTiles(keys=128, stages=2, num_cores=NUM_CORES, min_split_keys=256)
+TILES = WarpgroupTiles(keys=128, stages=2, num_cores=NUM_CORES, min_split_keys=1024)
 HEAD_DIMS = (64, 128)
-# Query rows times KV heads below which some cores have nothing to do, and tiles with more programs a core are faster.
-LEAST_ROWS = 96 * 128
+# Rows times query heads below which most cores have nothing to do, and tiles with more programs a core are faster.
+LEAST_ROWS = 64 * 128
 MOST_GROUP = 64  # query heads of a KV head: the rows of one matrix instruction
 
 

@@ -44,6 +44,8 @@ HISTORIES: dict[str, Histories] = {
     ),
     "pages of 128, large heads": Histories([1, 3], [129, 3], 8, 2, 128, 128, ([3, 17],)),
 }
+# Enough for every core of a large GPU: kernels for full ones take nothing else. One case an op, as the reference takes a while.
+MANY_HEADS = Histories([100, 9, 20], [330, 9, 148], 64, 32, 64, 128, ([100, 9, 20],))
 # One query row per history, as the last layer of a prefill asks; padding histories have a row and no tokens.
 LAST_ONLY = {
     "small pages": Histories([1] * 4, [7, 0, 1, 33], 4, 2, 8, 4, ()),
@@ -76,6 +78,7 @@ def prefill_attention(dtype: torch.dtype) -> Iterator[OpCase]:
             yield _prefill(f"{label}, padding {padding}", histories, dtype, padding)
     for label, histories in LAST_ONLY.items():
         yield _prefill(f"last rows, {label}", histories, dtype, 0)
+    yield _prefill("pages of 128, many heads", MANY_HEADS, dtype, 0)
 
 
 def _prefill(label: str, histories: Histories, dtype: torch.dtype, padding: int) -> OpCase:
@@ -161,6 +164,8 @@ def beam_attention(dtype: torch.dtype) -> Iterator[OpCase]:
             for max_tokens, num_tokens, padding in ((1, 1, 0), (2, 1, 2), (2, 2, 0), (3, 3, 2)):
                 case = _shared(f"{label}, rows {rows}", histories, rows, padding, dtype)
                 yield _beams(case, max_tokens, num_tokens, sum(rows))
+    (rows,) = MANY_HEADS.rows
+    yield _beams(_shared("pages of 128, many heads", MANY_HEADS, rows, 0, dtype), 2, 2, sum(rows))
 
 
 def _beams(shared: OpCase, max_tokens: int, num_tokens: int, num_used: int) -> OpCase:
