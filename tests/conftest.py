@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 DATA_VARIABLE = "XGR_TEST_DATA"
 DEFAULT_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
-MOST_FAKE_BYTES = 1 << 30
+MOST_FAKE_BYTES = 1 << 29
 
 DEVICE = pytest.StashKey["Device"]()
 DESELECTED = pytest.StashKey[dict[str, int]]()
