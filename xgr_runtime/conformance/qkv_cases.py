@@ -81,7 +81,8 @@ def _projected(
     rows, inputs, heads, kv_heads, dim = shape
     num_rows, outputs = rows + NUM_PADDING, (heads + 2 * kv_heads) * dim
     angles = normal(43, num_rows, dim // 2).repeat(1, 2) * 30
-    norms = [1 + normal(seed, dim, dtype=dtype) if is_normalised else None for seed in (44, 45)]
+    # near 1: a large weight makes large addends of a small sum, and their rounding is not the sum's
+    norms = [(1 + normal(seed, dim) / 8).to(dtype) if is_normalised else None for seed in (44, 45)]
     return {
         f"x_{names}": normal(46, num_rows, inputs, dtype=dtype),
         "weight_OM": (normal(47, outputs, inputs) * inputs**-0.5).to(dtype),
