@@ -23,7 +23,8 @@ LEAST_ROWS = 128  # fewer make too few tiles of a head's columns to read the wei
 TILE_INPUTS = 64
 REGISTERS = 232  # a thread of the second warpgroup; the first gets what is left
 ROW_TILES_OF_GROUP = 8  # that share the cache
-COLUMNS_OF_ROWS = 16  # what bringing the rows of a tile and ending it costs, in columns
+# Of a tile of 64 rows and one head: what its product costs, and what bringing its rows and its head's weight does.
+PRODUCT, ROWS, HEAD = 128, 32, 64
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ def head_tiles(num_rows: int, num_heads: int, num_kv_heads: int) -> HeadTiles:
         row_tiles = -(-num_rows // (tiles.warpgroups * WARPGROUP_ROWS))
         col_tiles = (num_heads + 2 * num_kv_heads) // tiles.heads
         rounds = -(-row_tiles * col_tiles // NUM_CORES)
-        return rounds * (128 * tiles.heads * tiles.warpgroups + COLUMNS_OF_ROWS)
+        product = PRODUCT * tiles.warpgroups * tiles.heads
+        return rounds * (product + ROWS * tiles.warpgroups + HEAD * tiles.heads)
 
     return min(choice, key=time)
 
