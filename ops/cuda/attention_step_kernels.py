@@ -39,9 +39,9 @@ def weigh(
 
 @gluon.jit
 def step(
-    q_s, k_smem, v_smem, k_full, k_empty, v_full, v_empty, count, first, length, visible_R, scale_log2,
+    q_s, q_empty, is_last, k_smem, v_smem, k_full, k_empty, v_full, v_empty, count, first, length, visible_R, scale_log2,
     weight_op, sum_RD, largest_R, total_R,
-    D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, IS_MASKED: gl.constexpr,
+    D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, IS_MASKED: gl.constexpr, TELLS: gl.constexpr,
     SCORES: gl.constexpr, SUMS: gl.constexpr, WEIGHTS: gl.constexpr,
 ):  # fmt: skip
     """Scores of tile number `count`, and beside their softmax the weighted values of the tile before."""
@@ -55,6 +55,8 @@ def step(
     sum_token = warpgroup_mma(weight_op, v_KD, sum_RD, is_async=True)
     score_RK = warpgroup_mma_wait(1, deps=[score_token])
     mbarrier.arrive(k_empty.index(stage), count=1)
+    if TELLS:
+        mbarrier.arrive(q_empty, count=1, pred=is_last)
     base = gl.minimum(first, length - KEYS)
     weight_RK, decay_R, largest_R, total_R = weigh(
         score_RK, first, base, visible_R, scale_log2, largest_R, total_R, KEYS, IS_MASKED, SCORES
@@ -109,9 +111,8 @@ def own_weights(
 
 
 @gluon.jit
-def last_values(q_empty, v_s, v_empty, weight_op, sum_RD):
-    """The sum with the weighted values of the last tile; who loads is told that queries and values have been read."""
-    mbarrier.arrive(q_empty, count=1)
+def last_values(v_s, v_empty, weight_op, sum_RD):
+    """The sum with the weighted values of the last tile; who loads is told that they have been read."""
     sum_RD = warpgroup_mma(weight_op, v_s, sum_RD)
     mbarrier.arrive(v_empty, count=1)
     return sum_RD
@@ -155,13 +156,15 @@ def last_values_and_own(
 
 @gluon.jit
 def attend_tiles(
-    q_s, k_smem, v_smem, k_full, k_empty, v_full, v_empty, count, rows, length, first_r,
+    q_s, q_empty, k_smem, v_smem, k_full, k_empty, v_full, v_empty, count, rows, length, first_r,
     begin_tile, masked_tile, end_tile, scale_log2, sum_RD, largest_R, total_R,
-    X: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr, SUMS: gl.constexpr,
+    X: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr, TELLS: gl.constexpr,
+    SUMS: gl.constexpr,
 ):  # fmt: skip
     """Take in the key tiles of an item, at least one, the last first: (weights, sum, largest, total).
 
-    The weighted values of the last tile are not in the sum yet: `weights` are for its product. count: tiles before.
+    The weighted values of the last tile are not in the sum yet: `weights` are for its product. count: tiles before. TELLS:
+    q_empty is told when the last tile has read the queries.
     """
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
@@ -181,6 +184,8 @@ def attend_tiles(
     k_DK = k_smem.index(stage).reshape([KEYS, D]).permute((1, 0))
     score_RK = warpgroup_mma(q_s, k_DK, zero_RK, use_acc=False)
     mbarrier.arrive(k_empty.index(stage), count=1)
+    if TELLS:
+        mbarrier.arrive(q_empty, count=1, pred=end_tile - begin_tile == 1)
     mbarrier.wait(v_full.index(stage), count // STAGES & 1)
     base = gl.minimum(first, length - KEYS)
     weight_RK, decay_R, l_R, t_R = weigh(
@@ -192,13 +197,13 @@ def attend_tiles(
     num_masked = gl.maximum(end_tile - masked_tile, 1)
     for i in range(1, num_masked):
         weight_op, sum_RD, l_R, t_R = step(
-            q_s, k_smem, v_smem, k_full, k_empty, v_full, v_empty, count + i, first - i * KEYS, length,
-            visible_R, scale_log2, weight_op, sum_RD, l_R, t_R, D, KEYS, STAGES, True, SCORES, SUMS, WEIGHTS,
+            q_s, q_empty, i == num_tiles - 1, k_smem, v_smem, k_full, k_empty, v_full, v_empty, count + i, first - i * KEYS, length,
+            visible_R, scale_log2, weight_op, sum_RD, l_R, t_R, D, KEYS, STAGES, True, TELLS, SCORES, SUMS, WEIGHTS,
         )  # fmt: skip
     for i in range(num_masked, num_tiles):
         weight_op, sum_RD, l_R, t_R = step(
-            q_s, k_smem, v_smem, k_full, k_empty, v_full, v_empty, count + i, first - i * KEYS, length,
-            visible_R, scale_log2, weight_op, sum_RD, l_R, t_R, D, KEYS, STAGES, False, SCORES, SUMS, WEIGHTS,
+            q_s, q_empty, i == num_tiles - 1, k_smem, v_smem, k_full, k_empty, v_full, v_empty, count + i, first - i * KEYS, length,
+            visible_R, scale_log2, weight_op, sum_RD, l_R, t_R, D, KEYS, STAGES, False, TELLS, SCORES, SUMS, WEIGHTS,
         )  # fmt: skip
     largest_R = gl.convert_layout(l_R, rows_of_sums)
     return weight_op, sum_RD, largest_R, gl.convert_layout(t_R, rows_of_sums)

@@ -80,9 +80,9 @@ def _compute(
     _wait_for_copies(0)
     if end_tile > begin_tile:
         weight_op, sum_RD, largest_R, total_R = attend_tiles(
-            q_s, k_smem, v_smem, k_full, k_empty, v_full, v_empty, 0, rows, length, first_r,
+            q_s, k_empty.index(0), k_smem, v_smem, k_full, k_empty, v_full, v_empty, 0, rows, length, first_r,
             begin_tile, masked_tile, end_tile, scale_log2, sum_RD, largest_R, total_R,
-            X, D, KEYS, STAGES, IS_CAUSAL, SUMS,
+            X, D, KEYS, STAGES, IS_CAUSAL, False, SUMS,
         )  # fmt: skip
         v_s = v_smem.index((end_tile - begin_tile - 1) % STAGES).reshape([KEYS, D])
         sum_RD = warpgroup_mma(weight_op, v_s, sum_RD)

@@ -81,17 +81,18 @@ def _compute(
         sum_RD = gl.zeros([ROWS, D], gl.float32, SUMS)
         if end_tile > begin_tile:
             weight_op, sum_RD, largest_R, total_R = attend_tiles(
-                q_s, k_smem, v_smem, k_full, k_empty, v_full, v_empty, count, rows, length, first_r,
+                q_s, row_bars.index(BARS + 1), k_smem, v_smem, k_full, k_empty, v_full, v_empty, count, rows, length, first_r,
                 begin_tile, masked_tile, end_tile, scale_log2, sum_RD, largest_R, total_R,
-                X, D, KEYS, STAGES, IS_CAUSAL, SUMS,
+                X, D, KEYS, STAGES, IS_CAUSAL, OWN == 0, SUMS,
             )  # fmt: skip
             count += end_tile - begin_tile
             last = (count - 1) % STAGES
             v_s = v_smem.index(last).reshape([KEYS, D])
-            if OWN == 0 or split > 0:
-                sum_RD = last_values(
-                    row_bars.index(BARS + 1), v_s, v_empty.index(last), weight_op, sum_RD
-                )
+            if OWN == 0:
+                sum_RD = last_values(v_s, v_empty.index(last), weight_op, sum_RD)
+            elif split > 0:
+                mbarrier.arrive(row_bars.index(BARS + 1), count=1)
+                sum_RD = last_values(v_s, v_empty.index(last), weight_op, sum_RD)
             else:
                 sum_RD, largest_R, total_R = last_values_and_own(
                     q_s, row_bars.index(BARS + 1), own_k_s, own_v_s.slice(0, NUM_OWN),
