@@ -92,8 +92,8 @@ def only_item(
 ):  # fmt: skip
     """The one item of a program that has no other, as `find_item` without level; programs are (tile of rows, split, KV head).
 
-    Each history has tiles_each tiles of ITEM_ROWS query rows, so that nothing is searched for. Causal there is one history, and its tiles are
-    followed by those of the rows of none.
+    Each history has tiles_each tiles of ITEM_ROWS query rows, so that nothing is searched for. Causal there is one history,
+    and its tiles are followed by those of the rows of none.
     """
     program = gl.program_id(0)
     g = program % G

@@ -71,7 +71,10 @@ def _join_parts(
 
 @dataclass(frozen=True)
 class _Cut:
-    """num_splits parts of the keys. warpgroups: of a program that has one item, of tiles_each tiles of rows a history; 0: it has many."""
+    """num_splits: parts of the keys. warpgroups: of a program that has one item, 0 where it has many.
+
+    tiles_each: tiles of rows of each history, where it has one.
+    """
 
     num_splits: int
     num_programs: int
