@@ -274,13 +274,14 @@ def combine_splits_kernel(
         is_used_PD = is_pair_P[:, None] & (d_D[None, :] < D)
         largest_P = tl.full((TILE_PAIRS,), LEAST, tl.float32)
         for first in range(0, num_splits, PARTS):
-            split_S = first + tl.arange(0, PARTS)
-            lse_PS = tl.load(
-                part_lse_ptr + split_S.to(tl.int64)[None, :] * num_pairs + pair_P[:, None],
-                mask=is_pair_P[:, None] & (split_S < num_splits)[None, :],
-                other=float("-inf"),
-            )
-            largest_P = tl.maximum(largest_P, tl.max(lse_PS, axis=1))
+            # element-wise, not a reduction over parts: a compiler pass gives up on one whose result is used several times
+            for i in tl.static_range(PARTS):
+                lse_P = tl.load(
+                    part_lse_ptr + tl.cast(first + i, tl.int64) * num_pairs + pair_P,
+                    mask=is_pair_P & (first + i < num_splits),
+                    other=float("-inf"),
+                )
+                largest_P = tl.maximum(largest_P, lse_P)
         total_P = tl.zeros((TILE_PAIRS,), tl.float32)
         sum_PD = tl.zeros((TILE_PAIRS, D_PAD), tl.float32)
         for first in range(0, num_splits, PARTS):
