@@ -242,13 +242,14 @@ class AscendDevice:
 
     def memory(self) -> MemoryInfo:
         index = self.torch_device.index
-        free, total = npu().mem_get_info(index)
-        return MemoryInfo(
-            used_bytes=int(npu().memory_allocated(index)),
-            peak_bytes=int(npu().max_memory_reserved(index)),
-            total_bytes=int(npu().get_device_properties(index).total_memory),
-            taken_bytes=int(total - free),
-        )
+        with self._lock:  # asking the driver for what is free is a synchronous call
+            free, total = npu().mem_get_info(index)
+            return MemoryInfo(
+                used_bytes=int(npu().memory_allocated(index)),
+                peak_bytes=int(npu().max_memory_reserved(index)),
+                total_bytes=int(npu().get_device_properties(index).total_memory),
+                taken_bytes=int(total - free),
+            )
 
     def synchronize(self) -> None:
         for stream in self._streams.values():

@@ -21,17 +21,25 @@ class Capacities:
     num_batches: int = 1
 
 
+def most_histories(config: RuntimeConfig) -> int:
+    """Of one batch: each has a new token and a row at least, so that `max_batch_histories` beyond those never comes about."""
+    scheduler = config.scheduler
+    return min(
+        scheduler.max_batch_histories, scheduler.max_batch_tokens, scheduler.max_batch_rows
+    )
+
+
 def capacities_of(config: RuntimeConfig) -> Capacities:
     """The sizes that a configuration asks for. Opens the catalogues for their number of levels; raises CatalogError."""
     limits, scheduler = config.limits, config.scheduler
     num_levels = config.cache.max_levels or max(
         (Catalog.open(path).num_levels for path in config.catalogs.values()), default=1
     )
-    page_size = config.cache.page_size_tokens
+    page_size, num_histories = config.cache.page_size_tokens, most_histories(config)
     return Capacities(
         num_tokens=scheduler.max_batch_tokens,
-        num_histories=scheduler.max_batch_histories,
-        num_searches=scheduler.max_batch_histories,
+        num_histories=num_histories,
+        num_searches=num_histories,
         num_rows=scheduler.max_batch_rows,
         num_levels=num_levels,
         max_history_tokens=limits.max_prompt_tokens,
@@ -45,5 +53,5 @@ def default_num_pages(config: RuntimeConfig, page_bytes: int) -> int:
     cache, scheduler = config.cache, config.scheduler
     full = num_pages_of(scheduler.max_batch_tokens, cache.page_size_tokens)
     num_kept = cache.prefix_cache_bytes // page_bytes if cache.prefix_cache else 0
-    of_batch = full + scheduler.max_batch_histories
+    of_batch = full + most_histories(config)
     return 1 + scheduler.max_batches_in_flight * of_batch + num_kept

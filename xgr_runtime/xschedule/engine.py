@@ -105,6 +105,7 @@ class Engine(EngineLoop):
             with self._wake:
                 self._totals = Totals()
                 self._scheduler.usual_run_s = 0.0
+                self._forecast.forget()
         except BaseException:
             self.close()
             raise

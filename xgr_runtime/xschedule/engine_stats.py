@@ -20,10 +20,10 @@ class CatalogStats:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """totals: since the engine was warm. num_waiting: accepted and in no batch yet; num_running: in the running batch.
+    """totals: since the engine was warm. num_waiting: accepted and in no batch yet; num_running: in batches in flight.
 
     Pages of history KV: num_pages without the null page; in use are those that running requests hold, cached those that
-    the prefix cache can find again. Beam rows: num_rows of a full batch; in use are those of the running batch.
+    the prefix cache can find again. Beam rows: num_rows of a full batch; in use are those of the batches in flight.
     providers: bound providers by op; reference_ops: ops that run on the torch reference. num_eager_segments: of batches, that ran
     op by op since no graph had been captured for them. graph_bytes: what the device had less after its graphs were captured.
     """

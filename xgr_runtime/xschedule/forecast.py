@@ -20,6 +20,10 @@ class Forecast:
     _sizes: "deque[Hashable]" = field(default_factory=deque)
     _begun_s: float = 0.0
 
+    def forget(self) -> None:
+        """Know no usual time any more; while nothing is on the way."""
+        self._usual_s.clear()
+
     def issued(self, batch: Batch, now: float) -> None:
         """A batch has been given to the device, behind those before."""
         if not self._sizes:

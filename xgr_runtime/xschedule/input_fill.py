@@ -107,11 +107,12 @@ class RowPlans:
         """The plan of a group; the same object as long as it is kept."""
         widths, owners = group.widths_SL.tobytes(), group.history_of_S.tobytes()
         key = (widths, owners, bucket, shared.num_histories, num_histories)
-        plan = self._plans.get(key)
+        plan = self._plans.pop(key, None)
         if plan is None:
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.pop(next(iter(self._plans)))
-            plan = self._plans[key] = _plan(group, bucket, shared, num_histories, self._dummy_slot)
+            plan = _plan(group, bucket, shared, num_histories, self._dummy_slot)
+        self._plans[key] = plan  # the last one: that used longest ago comes first
         return plan
 
 

@@ -186,7 +186,8 @@ def _choices(
     if not device.is_graph_per_round:
         rows.insert(0, _by_octave(FIRST_ROWS, c.num_rows, _ROW_STEPS))
     few = [_by_factor(FIRST_ROWS, c.num_rows, 16), (c.num_rows,)]
-    named_histories = tuple(sorted({*options.histories, c.num_histories}))
+    # A batch may have fewer histories than the option says: see `capacities.most_histories`.
+    named_histories = (*(n for n in options.histories if n < c.num_histories), c.num_histories)
     named_rows = tuple(sorted({*options.rows, c.num_rows}))
     for histories, sizes in (
         *((wide, sizes) for sizes in rows),

@@ -61,7 +61,7 @@ class _Rounds:
 
 
 class ModelRunner:
-    """Owns the buffers of a batch in flight: inputs, hidden states, KV, beam state."""
+    """Owns what segments read and write: inputs (an entry for each batch in flight), hidden states, KV, beam state."""
 
     def __init__(
         self,
