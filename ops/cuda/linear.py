@@ -18,7 +18,6 @@ from xgr_runtime.hal.ops.linear import linear_add_rms_norm
 from xgr_runtime.hal.registry import OpSpec, impl
 
 from ..triton.launch import check_rows_dense, next_power_of_two
-from . import matmul_warp
 from .linear_kernels import add_parts_rms_norm_kernel
 from .matmul_warp import (
     NUM_CORES,
@@ -109,8 +108,8 @@ def launch_linear_add_rms_norm(
         M=size,
         M_PAD=next_power_of_two(size),
         TILE_ROWS=1,
-        IS_DEPENDENT=matmul_warp.IS_DEPENDENT,
+        IS_DEPENDENT=True,
         num_warps=num_warps,
-        launch_pdl=matmul_warp.IS_DEPENDENT,
+        launch_pdl=True,
     )
     return out_NM

@@ -44,15 +44,15 @@ def _accepts(spec: OpSpec) -> str | None:
 
 
 def gated_tiles(num_rows: int, num_features: int) -> WarpTiles:
-    """Those that the cores are through with first: rounds of tiles times what a tile takes."""
+    """Those that the cores are through with first: waves of tiles times what a tile takes."""
     if num_rows <= WARPGROUP_ROWS:
         return FEW_ROWS
 
     def time(tiles: WarpTiles) -> int:
         width = tiles.columns + tiles.more
         row_tiles = -(-num_rows // (tiles.warpgroups * WARPGROUP_ROWS))
-        rounds = -(-row_tiles * -(-num_features // width) // NUM_CORES)
-        return rounds * (width + COLUMNS_OF_ROWS)
+        waves = -(-row_tiles * -(-num_features // width) // NUM_CORES)
+        return waves * (width + COLUMNS_OF_ROWS)
 
     return min(OF_TWO_WARPGROUPS, key=time)
 

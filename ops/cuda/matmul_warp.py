@@ -20,8 +20,6 @@ CAPABILITY = "sm_90"  # its instructions exist on no other generation
 DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 NUM_CORES = 132  # of an H100 or H200; one program each
 WARPGROUP_ROWS = 64
-# Starts before the kernel in front of it has ended, and lets the next one do so.
-IS_DEPENDENT = True
 REGISTERS = 232  # a thread of the second warpgroup; the first gets what is left
 
 
@@ -94,12 +92,12 @@ def _launch(
     columns = tiles.columns + tiles.more
     num_tiles = -(-num_rows // rows) * -(-num_columns // columns) * tiles.parts
     widths = [width for width in (tiles.columns, tiles.more) if width]
-    weights: list[Any] = [_descriptor(weight_OK, width, tiles.inputs) for width in widths]
+    weights: list[Any] = [tile_descriptor(weight_OK, width, tiles.inputs) for width in widths]
     outs: list[Any] = [None, None]
     if out_NO is not None:
-        outs = [_descriptor(out_NO, WARPGROUP_ROWS, width) for width in widths]
+        outs = [tile_descriptor(out_NO, WARPGROUP_ROWS, width) for width in widths]
     warp_product_kernel[(min(NUM_CORES, num_tiles),)](
-        _descriptor(x_NK, rows, tiles.inputs),
+        tile_descriptor(x_NK, rows, tiles.inputs),
         *([*weights, None])[:2],
         *([*outs, None])[:2],
         parts_SNO,
@@ -114,14 +112,13 @@ def _launch(
         TILE_K=tiles.inputs,
         GROUP=tiles.group,
         IS_GATED=is_gated,
-        IS_DEPENDENT=IS_DEPENDENT,
         NUM_REGISTERS=REGISTERS,
         num_warps=4,
-        launch_pdl=IS_DEPENDENT,
+        launch_pdl=True,  # starts before the kernel in front of it has ended
     )
 
 
-def _descriptor(matrix: torch.Tensor, tile_rows: int, tile_columns: int) -> Any:
+def tile_descriptor(matrix: torch.Tensor, tile_rows: int, tile_columns: int) -> Any:
     """Of a contiguous matrix that goes in such tiles, which lie swizzled on the chip as the matrix instructions take them."""
     layout = _layout(tile_rows, tile_columns, matrix.dtype)
     return TensorDescriptor.from_tensor(matrix, [tile_rows, tile_columns], layout)

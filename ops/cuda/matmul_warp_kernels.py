@@ -33,7 +33,7 @@ ROWS = gl.constexpr(64)  # of a warpgroup: the rows of one matrix instruction
 
 
 @gluon.jit
-def _place_of_tile(tile, num_row_tiles, num_col_tiles, GROUP: gl.constexpr):
+def place_of_tile(tile, num_row_tiles, num_col_tiles, GROUP: gl.constexpr):
     """Row tile, column tile and part of the `tile`-th: down the rows of a group, to the next column, to the next part."""
     part = tile // (num_row_tiles * num_col_tiles)
     tile = tile % (num_row_tiles * num_col_tiles)
@@ -69,27 +69,26 @@ def _copy_weight(
 
 
 @gluon.jit
-def _copy_tiles(
+def copy_tiles(
     x_desc, weight_desc, more_desc, x_tiles, weight_tiles, more_tiles, full, empty, num_rows, num_columns,
     STEPS: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, TILE_N: gl.constexpr, TILE_O: gl.constexpr,
-    MORE: gl.constexpr, TILE_K: gl.constexpr, GROUP: gl.constexpr, IS_GATED: gl.constexpr, IS_DEPENDENT: gl.constexpr,
+    MORE: gl.constexpr, TILE_K: gl.constexpr, GROUP: gl.constexpr, IS_GATED: gl.constexpr,
 ):  # fmt: skip
     """The copying warp. The weight's tiles that there is room for come before anything that an earlier kernel writes."""
     row_tiles, col_tiles = gl.cdiv(num_rows, TILE_N), gl.cdiv(num_columns, TILE_O + MORE)
     EARLY: gl.constexpr = min(STEPS, STAGES)
     WIDTH: gl.constexpr = (TILE_O + MORE) * (2 if IS_GATED else 1)
     num_bytes: gl.constexpr = (TILE_N + WIDTH) * TILE_K * 2
-    r, c, part = _place_of_tile(gl.program_id(0), row_tiles, col_tiles, GROUP)
+    r, c, part = place_of_tile(gl.program_id(0), row_tiles, col_tiles, GROUP)
     for step in range(EARLY):
         _copy_weight(
             weight_desc, more_desc, full.index(step), weight_tiles.index(step), more_tiles.index(step),
             c * (TILE_O + MORE), (part * STEPS + step) * TILE_K, num_columns, num_bytes, TILE_O, MORE, IS_GATED,
         )  # fmt: skip
-    if IS_DEPENDENT:
-        gdc_wait()
+    gdc_wait()
     count = 0
     for tile in range(gl.program_id(0), row_tiles * col_tiles * PARTS, gl.num_programs(0)):
-        r, c, part = _place_of_tile(tile, row_tiles, col_tiles, GROUP)
+        r, c, part = place_of_tile(tile, row_tiles, col_tiles, GROUP)
         for step in range(STEPS):
             s = count % STAGES
             k = (part * STEPS + step) * TILE_K
@@ -106,7 +105,7 @@ def _copy_tiles(
 
 
 @gluon.jit
-def _multiply(
+def multiply(
     x_tiles, weight_tiles, more_tiles, full, empty, sums, more_sums, count, WARPGROUP: gl.constexpr,
     STEPS: gl.constexpr, STAGES: gl.constexpr, MORE: gl.constexpr,
 ):  # fmt: skip
@@ -182,9 +181,9 @@ def _compute(
     row_tiles, col_tiles = gl.cdiv(num_rows, TILE_N), gl.cdiv(num_columns, TILE_O + MORE)
     count = 0
     for tile in range(gl.program_id(0), row_tiles * col_tiles * PARTS, gl.num_programs(0)):
-        r, c, part = _place_of_tile(tile, row_tiles, col_tiles, GROUP)
+        r, c, part = place_of_tile(tile, row_tiles, col_tiles, GROUP)
         row, column = r * TILE_N + WARPGROUP * ROWS, c * (TILE_O + MORE)
-        sums, more_sums, count = _multiply(
+        sums, more_sums, count = multiply(
             x_tiles, weight_tiles, more_tiles, full, empty, sums, more_sums, count, WARPGROUP, STEPS, STAGES, MORE
         )  # fmt: skip
         if parts_ptr is not None:
@@ -209,7 +208,7 @@ def _compute(
 def warp_product_kernel(
     x_desc, weight_desc, more_desc, out_desc, more_out_desc, parts_ptr, num_rows, num_columns,
     STEPS: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, WARPGROUPS: gl.constexpr, TILE_O: gl.constexpr,
-    MORE: gl.constexpr, TILE_K: gl.constexpr, GROUP: gl.constexpr, IS_GATED: gl.constexpr, IS_DEPENDENT: gl.constexpr,
+    MORE: gl.constexpr, TILE_K: gl.constexpr, GROUP: gl.constexpr, IS_GATED: gl.constexpr,
     NUM_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Either out (parts_ptr None) or fp32 parts[s, n, o] (out_desc None), [PARTS, num_rows, num_columns].
@@ -243,16 +242,15 @@ def warp_product_kernel(
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=WARPGROUPS)
     fence_async_shared()
-    if IS_DEPENDENT:
-        gdc_launch_dependents()
+    gdc_launch_dependents()
     if WARPGROUPS == 1:
         gl.warp_specialize([
             (_compute, (x_tiles, weight_tiles, more_tiles, out_tiles, more_out_tiles, full, empty, out_desc, more_out_desc, parts_ptr, num_rows, num_columns, gl.constexpr(0), STEPS, STAGES, PARTS, TILE_N, TILE_O, MORE, GROUP, IS_GATED)),
-            (_copy_tiles, (x_desc, weight_desc, more_desc, x_tiles, weight_tiles, more_tiles, full, empty, num_rows, num_columns, STEPS, STAGES, PARTS, TILE_N, TILE_O, MORE, TILE_K, GROUP, IS_GATED, IS_DEPENDENT)),
+            (copy_tiles, (x_desc, weight_desc, more_desc, x_tiles, weight_tiles, more_tiles, full, empty, num_rows, num_columns, STEPS, STAGES, PARTS, TILE_N, TILE_O, MORE, TILE_K, GROUP, IS_GATED)),
         ], [1], [40])  # fmt: skip
     else:
         gl.warp_specialize([
             (_compute, (x_tiles, weight_tiles, more_tiles, out_tiles, more_out_tiles, full, empty, out_desc, more_out_desc, parts_ptr, num_rows, num_columns, gl.constexpr(0), STEPS, STAGES, PARTS, TILE_N, TILE_O, MORE, GROUP, IS_GATED)),
             (_compute, (x_tiles, weight_tiles, more_tiles, out_tiles, more_out_tiles, full, empty, out_desc, more_out_desc, parts_ptr, num_rows, num_columns, gl.constexpr(1), STEPS, STAGES, PARTS, TILE_N, TILE_O, MORE, GROUP, IS_GATED)),
-            (_copy_tiles, (x_desc, weight_desc, more_desc, x_tiles, weight_tiles, more_tiles, full, empty, num_rows, num_columns, STEPS, STAGES, PARTS, TILE_N, TILE_O, MORE, TILE_K, GROUP, IS_GATED, IS_DEPENDENT)),
+            (copy_tiles, (x_desc, weight_desc, more_desc, x_tiles, weight_tiles, more_tiles, full, empty, num_rows, num_columns, STEPS, STAGES, PARTS, TILE_N, TILE_O, MORE, TILE_K, GROUP, IS_GATED)),
         ], [4, 1], [NUM_REGISTERS, 40])  # fmt: skip

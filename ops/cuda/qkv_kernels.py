@@ -9,7 +9,7 @@ nor read again.
 Sums stay in fp32 until after the normalisation; from there on they are rounded where the ops round that this replaces. Each
 half of a head then changes threads, so that a row of it is a whole run of memory wherever it goes.
 
-Cosines and sines of a tile's rows are asked for before its product and used behind it, where registers allow it (IS_EARLY).
+Cosines and sines of a tile's rows are asked for before its product and used behind it.
 They and the slots may come from the kernel in front on the stream, hence are read once that has ended, like x.
 
 T packed tokens or beam rows, X = Q + 2 G heads: Q queries, G keys, G values; D head dim.
@@ -20,7 +20,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .matmul_warp_kernels import _copy_tiles, _multiply, _place_of_tile
+from .matmul_warp_kernels import copy_tiles, multiply, place_of_tile
 
 ROWS = gl.constexpr(64)  # of a warpgroup
 
@@ -29,12 +29,12 @@ ROWS = gl.constexpr(64)  # of a warpgroup
 def _bring(
     x_desc, weight_desc, x_tiles, weight_tiles, full, empty, num_rows, num_columns,
     STEPS: gl.constexpr, STAGES: gl.constexpr, TILE_N: gl.constexpr, TILE_O: gl.constexpr, TILE_K: gl.constexpr,
-    GROUP: gl.constexpr, IS_DEPENDENT: gl.constexpr,
+    GROUP: gl.constexpr,
 ):  # fmt: skip
     """The copying warp."""
-    _copy_tiles(
+    copy_tiles(
         x_desc, weight_desc, None, x_tiles, weight_tiles, weight_tiles, full, empty, num_rows, num_columns,
-        STEPS, STAGES, 1, TILE_N, TILE_O, 0, TILE_K, GROUP, False, IS_DEPENDENT,
+        STEPS, STAGES, 1, TILE_N, TILE_O, 0, TILE_K, GROUP, False,
     )  # fmt: skip
 
 
@@ -121,7 +121,7 @@ def _compute(
     x_tiles, weight_tiles, full, empty, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, q_out_ptr, k_slots_ptr, v_slots_ptr,
     slot_ptr, num_rows, eps, cos_stride, sin_stride, k_slot_stride, v_slot_stride, WARPGROUP: gl.constexpr,
     STEPS: gl.constexpr, STAGES: gl.constexpr, TILE_N: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr,
-    Q: gl.constexpr, G: gl.constexpr, HALF: gl.constexpr, IS_EARLY: gl.constexpr, IS_DEPENDENT: gl.constexpr,
+    Q: gl.constexpr, G: gl.constexpr, HALF: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup: its 64 rows of each of the program's tiles."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 2 * HALF * HEADS, 16])
@@ -129,22 +129,17 @@ def _compute(
     sums = gl.zeros([ROWS, 2 * HALF * HEADS], gl.float32, layout)
     more_sums = 0
     row_tiles, col_tiles = gl.cdiv(num_rows, TILE_N), (Q + 2 * G) // HEADS
-    if IS_DEPENDENT:
-        gdc_wait()
+    gdc_wait()
     count = 0
     for tile in range(gl.program_id(0), row_tiles * col_tiles, gl.num_programs(0)):
-        r, c, _ = _place_of_tile(tile, row_tiles, col_tiles, GROUP)
+        r, c, _ = place_of_tile(tile, row_tiles, col_tiles, GROUP)
         row, head = r * TILE_N + WARPGROUP * ROWS, c * HEADS
         is_turned = head < Q + G
-        if IS_EARLY:
-            cos = _angles(cos_ptr, cos_stride, row, num_rows, is_turned, HALF, half_layout)
-            sin = _angles(sin_ptr, sin_stride, row, num_rows, is_turned, HALF, half_layout)
-        sums, more_sums, count = _multiply(
+        cos = _angles(cos_ptr, cos_stride, row, num_rows, is_turned, HALF, half_layout)
+        sin = _angles(sin_ptr, sin_stride, row, num_rows, is_turned, HALF, half_layout)
+        sums, more_sums, count = multiply(
             x_tiles, weight_tiles, weight_tiles, full, empty, sums, more_sums, count, WARPGROUP, STEPS, STAGES, 0
         )  # fmt: skip
-        if not IS_EARLY:
-            cos = _angles(cos_ptr, cos_stride, row, num_rows, is_turned, HALF, half_layout)
-            sin = _angles(sin_ptr, sin_stride, row, num_rows, is_turned, HALF, half_layout)
         if HEADS == 1:
             _finish_head(
                 sums, head, row, q_norm_ptr, k_norm_ptr, eps, cos, sin, q_out_ptr, k_slots_ptr, v_slots_ptr, slot_ptr,
@@ -167,7 +162,7 @@ def qkv_kernel(
     x_desc, weight_desc, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, q_out_ptr, k_slots_ptr, v_slots_ptr, slot_ptr,
     num_rows, eps, cos_stride, sin_stride, k_slot_stride, v_slot_stride,
     STEPS: gl.constexpr, STAGES: gl.constexpr, WARPGROUPS: gl.constexpr, HEADS: gl.constexpr, TILE_K: gl.constexpr,
-    GROUP: gl.constexpr, Q: gl.constexpr, G: gl.constexpr, HALF: gl.constexpr, IS_EARLY: gl.constexpr, IS_DEPENDENT: gl.constexpr,
+    GROUP: gl.constexpr, Q: gl.constexpr, G: gl.constexpr, HALF: gl.constexpr,
     NUM_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """q_out[t] of row t's queries, k_slots[slot[t]] and v_slots[slot[t]] of its keys and values.
@@ -187,17 +182,16 @@ def qkv_kernel(
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=WARPGROUPS)
     fence_async_shared()
-    if IS_DEPENDENT:
-        gdc_launch_dependents()
+    gdc_launch_dependents()
     num_columns = (Q + 2 * G) * 2 * HALF
     if WARPGROUPS == 1:
         gl.warp_specialize([
-            (_compute, (x_tiles, weight_tiles, full, empty, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, q_out_ptr, k_slots_ptr, v_slots_ptr, slot_ptr, num_rows, eps, cos_stride, sin_stride, k_slot_stride, v_slot_stride, gl.constexpr(0), STEPS, STAGES, TILE_N, HEADS, GROUP, Q, G, HALF, IS_EARLY, IS_DEPENDENT)),
-            (_bring, (x_desc, weight_desc, x_tiles, weight_tiles, full, empty, num_rows, num_columns, STEPS, STAGES, TILE_N, TILE_O, TILE_K, GROUP, IS_DEPENDENT)),
+            (_compute, (x_tiles, weight_tiles, full, empty, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, q_out_ptr, k_slots_ptr, v_slots_ptr, slot_ptr, num_rows, eps, cos_stride, sin_stride, k_slot_stride, v_slot_stride, gl.constexpr(0), STEPS, STAGES, TILE_N, HEADS, GROUP, Q, G, HALF)),
+            (_bring, (x_desc, weight_desc, x_tiles, weight_tiles, full, empty, num_rows, num_columns, STEPS, STAGES, TILE_N, TILE_O, TILE_K, GROUP)),
         ], [1], [40])  # fmt: skip
     else:
         gl.warp_specialize([
-            (_compute, (x_tiles, weight_tiles, full, empty, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, q_out_ptr, k_slots_ptr, v_slots_ptr, slot_ptr, num_rows, eps, cos_stride, sin_stride, k_slot_stride, v_slot_stride, gl.constexpr(0), STEPS, STAGES, TILE_N, HEADS, GROUP, Q, G, HALF, IS_EARLY, IS_DEPENDENT)),
-            (_compute, (x_tiles, weight_tiles, full, empty, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, q_out_ptr, k_slots_ptr, v_slots_ptr, slot_ptr, num_rows, eps, cos_stride, sin_stride, k_slot_stride, v_slot_stride, gl.constexpr(1), STEPS, STAGES, TILE_N, HEADS, GROUP, Q, G, HALF, IS_EARLY, IS_DEPENDENT)),
-            (_bring, (x_desc, weight_desc, x_tiles, weight_tiles, full, empty, num_rows, num_columns, STEPS, STAGES, TILE_N, TILE_O, TILE_K, GROUP, IS_DEPENDENT)),
+            (_compute, (x_tiles, weight_tiles, full, empty, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, q_out_ptr, k_slots_ptr, v_slots_ptr, slot_ptr, num_rows, eps, cos_stride, sin_stride, k_slot_stride, v_slot_stride, gl.constexpr(0), STEPS, STAGES, TILE_N, HEADS, GROUP, Q, G, HALF)),
+            (_compute, (x_tiles, weight_tiles, full, empty, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, q_out_ptr, k_slots_ptr, v_slots_ptr, slot_ptr, num_rows, eps, cos_stride, sin_stride, k_slot_stride, v_slot_stride, gl.constexpr(1), STEPS, STAGES, TILE_N, HEADS, GROUP, Q, G, HALF)),
+            (_bring, (x_desc, weight_desc, x_tiles, weight_tiles, full, empty, num_rows, num_columns, STEPS, STAGES, TILE_N, TILE_O, TILE_K, GROUP)),
         ], [4, 1], [NUM_REGISTERS, 40])  # fmt: skip

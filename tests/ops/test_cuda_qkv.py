@@ -13,22 +13,24 @@ import torch
 
 from xgr_runtime.hal.ops.fused_attention import linear_rope_write_unshared_kv
 from xgr_runtime.hal.providers import load_providers
+from xgr_runtime.hal.registry import OpSpec
 from xgr_runtime.hal.tolerances import TOLERANCES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from xgr_runtime.hal.device import Device
+    from xgr_runtime.hal.registry import Impl
 
 on_gpu = pytest.mark.device("cuda")
 SIZE, NUM_HEADS, NUM_KV_HEADS, DIM, EPS = 256, 4, 2, 128, 1e-6
 NUM_LAYERS, NUM_REPLAYS = 4, 50
 
 
-def provider() -> Callable[..., Any]:
+def found() -> Impl[..., Any]:
     load_providers("cuda")
     impls = linear_rope_write_unshared_kv.impls
-    return next(i.fn for i in impls if (i.provider, i.device_kind) == ("gluon", "cuda"))
+    return next(i for i in impls if (i.provider, i.device_kind) == ("gluon", "cuda"))
 
 
 def normal(seed: int, *shape: int, scale: float = 1.0) -> torch.Tensor:
@@ -75,9 +77,9 @@ class Layers:
 
 
 @on_gpu
-@pytest.mark.parametrize("num_rows", [1, 128, 300, 5000])
+@pytest.mark.parametrize("num_rows", [1, 40, 128, 300, 5000])
 def test_early_starts_read_what_was_written_right_before(num_rows: int, device: Device) -> None:
-    layers, held, own = Layers(num_rows), list[torch.Tensor](), provider()
+    layers, held, own = Layers(num_rows), list[torch.Tensor](), found().fn
     apart = layers.run(own, torch.cuda.synchronize)
     tolerance = TOLERANCES[torch.bfloat16]
     expected = layers.run(linear_rope_write_unshared_kv.reference, lambda: None)
@@ -99,3 +101,17 @@ def test_early_starts_read_what_was_written_right_before(num_rows: int, device: 
             graph.replay()
         device.synchronize()
         assert all(torch.equal(got, want) for got, want in zip(held, apart, strict=True))
+
+
+@on_gpu
+@pytest.mark.parametrize("name", ["T", "N"])
+@pytest.mark.parametrize("inputs", [None, 1024, 2048])
+def test_rows_that_the_library_is_faster_with_are_left_to_it(
+    name: str, inputs: int | None, device: Device
+) -> None:
+    def is_taken(num_rows: int) -> bool:
+        dims = {name: num_rows, "D": DIM, **({} if inputs is None else {"M": inputs})}
+        return found().accepts(OpSpec("cuda", torch.bfloat16, "sm_90", dims=dims)) is None
+
+    assert [is_taken(rows) for rows in (31, 32, 1024, 40000)] == [False, True, True, True]
+    assert [is_taken(rows) for rows in (2048, 8192)] == [inputs != 2048] * 2

@@ -19,6 +19,7 @@ SHAPES = {
     "one": (1, 2, 1, 1, 2),
     "odd": (7, 24, 3, 1, 6),
     "wide heads": (5, 64, 2, 1, 256),
+    "less than a tile": (40, 64, 2, 2, 128),
     "a tile": (128, 64, 4, 2, 64),
     "in three tiles": (300, 200, 4, 2, 128),
     "odd heads in tiles": (131, 128, 5, 3, 128),
