@@ -115,6 +115,10 @@ class CudaDevice:
     is_counting_shared_pages = False
 
     def __init__(self) -> None:
+        # 16-bit products are summed in fp32 throughout; torch lets the library add the parts of long sums in 16 bits.
+        products = torch.backends.cuda.matmul
+        products.allow_bf16_reduced_precision_reduction = False
+        products.allow_fp16_reduced_precision_reduction = False
         index = torch.cuda.current_device()
         self.torch_device = torch.device("cuda", index)
         self.name = torch.cuda.get_device_name(index)
