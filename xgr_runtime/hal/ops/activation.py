@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from xgr_runtime.hal.ops.linear import linear
 from xgr_runtime.hal.registry import by_parts, op
 
 
@@ -33,10 +34,11 @@ def linear_silu_mul(x_NM: torch.Tensor, weight_2FM: torch.Tensor) -> torch.Tenso
     Returns:
         [N, F], dtype of x, new memory. A fused provider may leave out the rounding of the product. Nothing is mutated.
     """
-    return _linear_silu_by_parts(SimpleNamespace(silu_mul=silu_mul.reference), x_NM, weight_2FM)
+    parts = SimpleNamespace(linear=linear.reference, silu_mul=silu_mul.reference)
+    return _linear_silu_by_parts(parts, x_NM, weight_2FM)
 
 
-@by_parts(linear_silu_mul, silu_mul)
+@by_parts(linear_silu_mul, linear, silu_mul)
 def _linear_silu_by_parts(parts: Any, x_NM: torch.Tensor, weight_2FM: torch.Tensor) -> torch.Tensor:
-    out_NF: torch.Tensor = parts.silu_mul(torch.nn.functional.linear(x_NM, weight_2FM))
+    out_NF: torch.Tensor = parts.silu_mul(parts.linear(x_NM, weight_2FM))
     return out_NF

@@ -22,7 +22,7 @@ class Linear:
     bias_O: torch.Tensor | None = None
 
     def __call__(self, ops: BoundOps, x_NI: torch.Tensor) -> torch.Tensor:
-        if self.bias_O is not None:
+        if self.bias_O is not None:  # in one, so that product and bias are rounded once
             return torch.nn.functional.linear(x_NI, self.weight_OI, self.bias_O)
         out_NO: torch.Tensor = ops.linear(x_NI, self.weight_OI)
         return out_NO
