@@ -18,6 +18,7 @@ import hypothesis
 import pytest
 import torch
 
+from tests.cuda.broken_device import EndWithBrokenDevice
 from tests.helpers import devices
 from tests.helpers.background import Background
 from tests.helpers.conservation import PageWatch
@@ -72,6 +73,8 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         config.stash[DEVICE] = open_device(config.getoption("device")).device
         devices.use(config.stash[DEVICE])
+        if config.stash[DEVICE].kind == "cuda":
+            config.pluginmanager.register(EndWithBrokenDevice(config.stash[DEVICE]))
     except DeviceError as error:
         raise pytest.UsageError(str(error)) from error
     config.stash[DESELECTED] = {}
@@ -223,3 +226,11 @@ def nothing_is_held_against(request: pytest.FixtureRequest) -> Iterator[None]:
         if npu().memory_allocated() > MOST_FAKE_BYTES:
             gc.collect()
         torch.ops.xgr_fake_npu.raise_accusation()
+
+
+@pytest.fixture(autouse=True)
+def the_gpu_has_finished(device: Device) -> Iterator[None]:
+    """After every test on a GPU: what it left running ends here, so that an error of it is not the next test's."""
+    yield
+    if device.kind == "cuda":
+        device.synchronize()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from functools import partial
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,14 +28,14 @@ from xgr_runtime.conformance.parity import check_provider
 from xgr_runtime.errors import DeviceError
 from xgr_runtime.hal.discovery import open_device
 from xgr_runtime.hal.providers import load_providers
-from xgr_runtime.hal.registry import all_ops
+from xgr_runtime.hal.registry import OpSpec, all_ops
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from xgr_runtime.conformance.op_case import OpCase
     from xgr_runtime.hal.device import Device
-    from xgr_runtime.hal.registry import Op
+    from xgr_runtime.hal.registry import Impl, Op
 
 ROOT = Path(__file__).resolve().parents[1]
 DTYPES = ("bfloat16", "float16", "float32")
@@ -68,26 +69,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_op(op: Op[..., object], dtype: torch.dtype, device: Device, most: int) -> list[str]:
-    """All CUDA providers of an op on the first small cases; what went wrong."""
-
-    def cases(dtype: torch.dtype) -> Iterator[OpCase]:
-        small = [case for case in GENERATORS[op.name](dtype) if is_small(case)]
-        yield from small[:: max(1, len(small) // most)]
-
+    """All CUDA providers of an op on some of the small cases that each takes; what went wrong."""
     failures = []
     for found in op.impls:
         if found.device_kind == device.kind:
-            entry = check_provider(op, found.provider, found.fn, dtype, device, cases)
+            chosen = chosen_cases(op, found, dtype, device, most)
+            generator = partial(_again, chosen)
+            entry = check_provider(op, found.provider, found.fn, dtype, device, generator)
             what = f"{op.name} by {found.provider}, {entry.dtype}"
             print(f"{what}: {entry.num_run} cases ran, {entry.num_refused} refused", flush=True)
             failures += [f"{what}, {label}: {message}" for label, message in entry.failures]
     return failures
 
 
-def is_small(case: OpCase) -> bool:
-    """Whether a checker ends with it in seconds."""
+def chosen_cases(
+    op: Op[..., object], found: Impl[..., object], dtype: torch.dtype, device: Device, most: int
+) -> list[OpCase]:
+    """At most so many cases, spread over the small ones that the provider takes; without such ones the smallest.
+
+    Where it takes none, the first of all, so that what it refuses is said.
+    """
+    cases = list(GENERATORS[op.name](dtype))
+    taken = [
+        case
+        for case in cases
+        if found.accepts(OpSpec(device.kind, dtype, device.capability, case.dims)) is None
+    ]
+    small = [case for case in taken if largest_tensor(case) <= MAX_ELEMENTS]
+    if not small:
+        return [min(taken, key=largest_tensor)] if taken else cases[:1]
+    return small[:: -(-len(small) // most)]
+
+
+def _again(cases: list[OpCase], _: torch.dtype) -> Iterator[OpCase]:
+    """Those of a dtype that are made already."""
+    yield from cases
+
+
+def largest_tensor(case: OpCase) -> int:
+    """Its elements, by which a checker ends in seconds or does not."""
     tensors = [value for value in case.args.values() if isinstance(value, torch.Tensor)]
-    return all(tensor.numel() <= MAX_ELEMENTS for tensor in tensors)
+    return max((tensor.numel() for tensor in tensors), default=0)
 
 
 def _offer_providers() -> None:

@@ -100,6 +100,13 @@ def test_refusals_are_counted_by_reason_and_do_not_run() -> None:
     assert (entry.result, entry.num_run) == ("refused", 0)
 
 
+def test_a_provider_that_takes_a_dtype_and_no_case_of_it_has_failed() -> None:
+    entry = check(lambda reference: reference, lambda spec: "too small" if spec.dims else None)
+    assert (entry.result, entry.num_run, entry.num_failed) == ("failed", 0, 1)
+    message = f"takes float32 on this device, and none of {NUM_CASES} cases ran"
+    assert entry.failures == [("no case", message)]
+
+
 class LostCpu(CpuDevice):
     """A processor that can be told to fail for good."""
 

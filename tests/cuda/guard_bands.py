@@ -83,3 +83,10 @@ def num_unwritten(tensor: torch.Tensor) -> int:
         return 0
     as_bytes = tensor.contiguous().view(-1, 1).view(torch.uint8)
     return int((as_bytes == filling_byte(tensor.dtype)).all(1).sum())
+
+
+def same_nan(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, every NaN of it made one that fresh memory does not hold; what shares elements is left as it is."""
+    if tensor.dtype.is_floating_point and 0 not in tensor.stride():
+        tensor.masked_fill_(tensor.isnan(), torch.nan)
+    return tensor

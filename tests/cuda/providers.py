@@ -13,6 +13,8 @@ from xgr_runtime.hal.providers import load_providers
 from xgr_runtime.hal.registry import OpSpec, all_ops
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from xgr_runtime.conformance.op_case import Args, OpCase
     from xgr_runtime.hal.device import Device
     from xgr_runtime.hal.registry import Impl, Op
@@ -44,6 +46,15 @@ def cases_of(
             taken.append(case)
     places = {place * (len(taken) - 1) // (MOST_CASES - 1) for place in range(MOST_CASES)}
     return [taken[place] for place in sorted(places)] if taken else []
+
+
+def assert_none_is_missing(
+    op: Op[..., Any], found: Impl[..., Any], dtypes: Sequence[torch.dtype], device: Device
+) -> None:
+    """A provider without a case has to refuse the dtypes on this device altogether."""
+    specs = [OpSpec("cuda", dtype, device.capability) for dtype in dtypes]
+    taken = [str(spec.dtype) for spec in specs if found.accepts(spec) is None]
+    assert not taken, f"no case of {op.name} for {found.provider}, which takes {', '.join(taken)}"
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:

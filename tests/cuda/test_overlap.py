@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from tests.cuda.waiting import no_waiting
 from tests.helpers.catalogs import random_catalog, scattered_tokens
 from tests.helpers.engines import make_config, make_engine, write_catalog
 from tests.helpers.tiny_models import TinyShape, write_tiny_model
@@ -26,8 +27,11 @@ ONE, OTHER = CASES["two catalogues"][:1], CASES["two catalogues"][1:]
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """Not started: its worker is used directly. Graphs are captured when a bucket comes first."""
+def engine(tmp_path_factory: pytest.TempPathFactory, device: Device) -> Iterator[Engine]:
+    """Not started: its worker is used directly. Graphs are captured when a bucket comes first.
+
+    On the tests' own Device: another one of the same GPU has other streams, and is not busy when that one is.
+    """
     folder, files = tmp_path_factory.mktemp("overlap"), {}
     for seed, (name, codes) in enumerate(CODES.items()):
         catalog = random_catalog(seed, 600, scattered_tokens(codes, VOCAB, seed, 0.1), skew=0.3)
@@ -41,7 +45,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         ),
         cache=CacheConfig(page_size_tokens=PAGE),
     )
-    with closing(make_engine(config)) as engine:
+    with closing(make_engine(config, device)) as engine:
         for groups in (ONE, OTHER):
             engine.worker.run(make_batch(engine, groups))
         yield engine
@@ -78,14 +82,11 @@ def test_nothing_is_allocated_and_nothing_waits_between_issue_and_answer(
     batches = [make_batch(engine, groups) for groups in (ONE, OTHER)]
     device.synchronize()
     before = allocations()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         with busy(device):
             pending = [engine.worker.submit(batch) for batch in batches]
             assert not pending[0].is_done()
         between = allocations()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     for one in pending:
         one.wait()
     assert between == before

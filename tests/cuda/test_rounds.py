@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 
+from tests.cuda.waiting import no_waiting
 from tests.helpers.catalogs import contiguous_tokens, random_catalog
 from tests.helpers.engines import make_config, make_engine, request_of, write_catalog
 from tests.helpers.tiny_models import TinyShape, write_tiny_model
-from xgr_runtime.config import LimitsConfig, SchedulerConfig
+from xgr_runtime.config import LimitsConfig, SchedulerConfig, SearchDefaults
 from xgr_runtime.types import NORMALIZATIONS, Search
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.helpers.oracle import Catalog
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.device("cuda")
 VOCAB = 64
 LIMITS = LimitsConfig(max_prompt_tokens=64, max_beam_width=32, max_num_results=64)
+DEFAULTS = SearchDefaults(beam_width=32)  # what every Search here overrides fits the limits
 # Two requests fill a batch, so nothing depends on how fast this machine is.
 PAIRS = SchedulerConfig(
     max_batch_histories=2, max_batch_tokens=128, max_batch_rows=64, max_wait_ms=1000.0
@@ -37,13 +38,6 @@ PAIRS = SchedulerConfig(
 def num_allocations() -> int:
     """Calls of torch's allocator for memory of the GPU so far."""
     return int(torch.cuda.memory_stats()["allocation.all.allocated"])
-
-
-@pytest.fixture
-def _no_waiting() -> Iterator[None]:
-    torch.cuda.set_sync_debug_mode("error")
-    yield
-    torch.cuda.set_sync_debug_mode("default")
 
 
 def pair(catalog: Catalog, normalization: Normalization, seed: int) -> list[RecRequest]:
@@ -64,21 +58,18 @@ def test_a_batch_of_graphs_allocates_nothing_and_waits_for_nothing(tmp_path: Pat
     catalog = random_catalog(5, 500, tokens, skew=0.4)
     model = write_tiny_model(tmp_path / "model", "qwen3", TinyShape(vocab_size=VOCAB))
     file = write_catalog(tmp_path / "items.xgr", catalog)
-    config = make_config(model, {"main": file}, limits=LIMITS, scheduler=PAIRS)
+    config = make_config(model, {"main": file}, search=DEFAULTS, limits=LIMITS, scheduler=PAIRS)
     with make_engine(config) as engine:
         for normalization in NORMALIZATIONS:
             for seed in range(2):
                 engine.recommend(pair(catalog, normalization, seed))
         torch.cuda.synchronize()
         before = num_allocations(), engine.worker.graphs.num_captures
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with no_waiting():
             replies = [
                 engine.recommend(pair(catalog, normalization, 7))
                 for normalization in NORMALIZATIONS
             ]
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         assert (num_allocations(), engine.worker.graphs.num_captures) == before
     assert all(reply.results[0].num_valid for both in replies for reply in both)
 
@@ -89,8 +80,8 @@ def test_an_allocation_is_counted() -> None:
     assert num_allocations() == before + 1
 
 
-@pytest.mark.usefixtures("_no_waiting")
 def test_whoever_waits_is_an_error() -> None:
     x = torch.ones(3, device="cuda")
-    with pytest.raises(RuntimeError, match="synchronizing CUDA operation"):
+    with no_waiting(), pytest.raises(RuntimeError, match="synchronizing CUDA operation"):
         x.sum().item()
+    assert x.sum().item() == 3

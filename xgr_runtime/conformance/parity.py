@@ -1,6 +1,7 @@
 """Every provider of an op on a device, case by case: what ran, what it refused, what it got wrong and by how much.
 
-A provider that raises has failed that case, and the next one runs. Only a lost device ends it.
+A provider that raises has failed that case, and the next one runs. Only a lost device ends it. One that takes the dtype, as
+`xgr doctor` asks without sizes, has failed where it ran no case: nobody knows what it does.
 """
 
 import time
@@ -46,7 +47,7 @@ MAX_MESSAGE = 600  # characters
 class ParityEntry:
     """One provider of one op in one dtype.
 
-    num_default: cases in which it is the provider that is bound. refusals: reason -> number of cases. failures: (case,
+    num_failed: also one for all cases that are missing. num_default: cases in which it is the provider that is bound. refusals: reason -> number of cases. failures: (case,
     message). error: the largest of finite results; worst_case: where it is largest relative to the tolerance.
     """
 
@@ -70,7 +71,7 @@ class ParityEntry:
 
     @property
     def result(self) -> str:
-        """passed, failed, or refused where no case ran."""
+        """passed, failed, or refused where no case ran and none had to."""
         if self.num_failed:
             return "failed"
         return "passed" if self.num_run else "refused"
@@ -145,8 +146,21 @@ def check_provider(
             entry.note_failure(case.label, f"{type(named).__name__}: {named}")
             if why_unusable(device):
                 break
+    if not entry.num_run and _takes_dtype(op, provider, dtype, device):
+        ran = f"takes {entry.dtype} on this device, and none of {entry.num_cases} cases ran"
+        entry.note_failure("no case", ran)
     entry.seconds = time.perf_counter() - start
     return entry
+
+
+def _takes_dtype(op: Op[..., object], provider: str, dtype: torch.dtype, device: Device) -> bool:
+    """Whether a provider takes the dtype as far as is known without a model's sizes, so that cases of it have to exist.
+
+    The reference takes all, and every part is asked about its own op.
+    """
+    if provider in (REFERENCE, PARTS):
+        return False
+    return refusal(op, provider, OpSpec(device.kind, dtype, device.capability)) is None
 
 
 def _with_parts(

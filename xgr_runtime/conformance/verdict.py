@@ -2,7 +2,8 @@
 
 No case failed, every provider module was loaded, and every part of the run ran. A part is one op or one engine check in
 one dtype. It ran when one of its cases did: a refusal by name is no failure, as of small pages by kernels that take pages
-of 128, but what is refused throughout was not checked. A fused op has run where it ran by its parts. An op's reference does
+of 128, but what is refused throughout was not checked; a provider that takes a dtype and ran no case of it has failed, whoever
+else ran (parity.py). A fused op has run where it ran by its parts. An op's reference does
 not count for its own providers; it counts only where the op has none on the device and engines may fall back on it.
 """
 
