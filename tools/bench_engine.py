@@ -3,7 +3,8 @@
 Qwen3 decoders of the named sizes with weights drawn on the device, a catalogue of a million random semantic ids, random
 histories, a new one for every run. Of every row and normalisation, answers are held against a plain torch decoder in float32
 on the same device by `assert_same_answer`; that decoder against the runtime on the CPU, once per model and normalisation. A
-row with a wrong answer has no figure: it is listed among the failures, and the exit code is 1.
+row with a wrong answer has no figure: it is listed among the failures, and the exit code is 1. What no time was left for is
+named apart from them.
 
 median_ms is the time of a batch on the device, from the first copy of its inputs to the end of the copy of its outcome, with
 whatever the device waits for the host in between. device_ms is that of its graphs alone, the prefill and all rounds: what a
@@ -36,6 +37,7 @@ from tools._bench.engine_matrix import (  # noqa: E402
     HISTORY_SEED,
     MODEL_SEED,
     ModelMatrix,
+    NoTimeLeft,
     Outcome,
     Plan,
     noting,
@@ -51,39 +53,73 @@ from tools._bench.engine_rows import (  # noqa: E402
     TINY_MEMORY_ROW,
     TINY_PROMPT_TOKENS,
     TINY_ROWS,
+    Row,
     choose,
 )
 from tools._bench.engine_run import SHIPPED, shipped_config  # noqa: E402
 from tools._bench.engine_timing import FEWEST_RUNS  # noqa: E402
 from tools._bench.floor import BF16_TFLOPS  # noqa: E402
+from tools._bench.report_file import EXIT_NO_DEVICE, ReportFile, print_report  # noqa: E402
 from tools._bench.sid_catalog import Prefixes, draw_items, write_catalog  # noqa: E402
-from tools._bench.timing import add_output_arguments, write_report  # noqa: E402
+from tools._bench.timing import add_output_arguments  # noqa: E402
+from xgr_runtime.errors import DeviceError  # noqa: E402
 from xgr_runtime.hal.discovery import DEVICE_CHOICES, open_device  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from xgr_runtime.hal.device import Device
 
 CATALOG_SEED = 10
 TINY_ITEMS, TINY_WIDTH = 3000, 16
 MAX_PROMPT_TOKENS, MAX_WIDTH = 5120, 1024
 RUNS, QUICK_RUNS = 20, 8
 ROW_S = 5.0
-PARTS = ("rows", "memory", "load")
+PARTS = (
+    "memory",
+    "rows",
+    "load",
+)  # in this order: the first start compiles the kernels, and tells what that takes
+MEMORY_SHARE, LOAD_S = 0.32, 45.0  # of the time limit, at most; kept for the load part
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """The report. The other parts than `rows` run in processes of their own where there is more than one."""
-    end_s = time.monotonic() + args.time_limit
+    start_s = time.monotonic()
+    end_s = start_s + args.time_limit
     commit = commit_of(ROOT, args.commit)
     device = open_device(args.device).device
     table = TINY_ROWS if args.tiny else ROWS
     profiled = choose(table, args.profile) if args.profile else []
     rows = choose(table, args.rows) if args.rows or not args.profile else []
     rows = [row for row in table if row in rows or row in profiled]
-    shape = ALL_SHAPES[rows[0].model]
-    num_items = min(args.items, TINY_ITEMS) if args.tiny else args.items
-    outcome = Outcome()
-    report: dict[str, Any] = {
+    parts = args.part or (["rows"] if args.profile else list(PARTS))
+    file = ReportFile(args.out, takes_failed=args.even_failed)
+    report = head_of(args, device, commit)
+    outcome = Outcome(on_change=lambda: file.keep(with_outcome(report, outcome, parts)))
+    rows_end_s = end_s - (min(LOAD_S, args.time_limit / 3) if "load" in parts else 0.0)
+    progress(f"{device.name}: {report['environment']['bf16_product_tflops']} TFLOP/s")
+    with tempfile.TemporaryDirectory() as folder:
+        plan, report["catalog"] = plan_of(args, device, commit, Path(folder), rows_end_s)
+        for part in (part for part in PARTS if part in parts):
+            with noting(outcome, part):
+                left_s = end_s - time.monotonic()
+                if part == "rows":
+                    measure_rows(plan, rows, frozenset(row.name for row in profiled), outcome)
+                elif len(parts) == 1:
+                    report[part] = measure_part(plan, part, is_tiny=args.tiny)
+                else:
+                    most_s = MEMORY_SHARE * args.time_limit if part == "memory" else left_s
+                    report[part] = elsewhere(args, part, min(left_s, most_s))
+            outcome.changed()
+    report = with_outcome(report, outcome, parts)
+    file.finish(report)
+    return report
+
+
+def head_of(args: argparse.Namespace, device: Device, commit: str) -> dict[str, Any]:
+    """What a report says before anything is measured."""
+    return {
         "commit": commit,
         "environment": device_facts(device, is_tiny=args.tiny),
         "floor_tflops": BF16_TFLOPS,
@@ -94,51 +130,54 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "config": SHIPPED.get(device.kind, "defaults"),
         "page_size_tokens": args.page_size or shipped_config(device.kind).cache.page_size_tokens,
     }
-    progress(f"{device.name}: {report['environment']['bf16_product_tflops']} TFLOP/s")
-    with tempfile.TemporaryDirectory() as folder:
-        items = draw_items(num_items, shape.num_codes, CATALOG_SEED, is_skewed=not args.uniform)
-        catalog = write_catalog(items, Path(folder) / "items.xgr", shape.text_vocabulary)
-        fanouts = Prefixes(items.sids, items.num_codes).fanouts()
-        report["catalog"] = {
-            "items": num_items,
-            "codes": "uniform" if args.uniform else "skewed",
-            "levels": fanouts,
-        }
-        plan = Plan(
-            device=device,
-            dtype=getattr(torch, args.dtype),
-            items=items,
-            catalog=catalog,
-            commit=commit,
-            repetitions=args.runs,
-            row_s=args.row_seconds,
-            warmup=args.warmup,
-            checked=args.checked,
-            num_judges=max(1, (os.cpu_count() or 2) - 2),
-            page_size=args.page_size,
-            max_prompt_tokens=TINY_PROMPT_TOKENS if args.tiny else MAX_PROMPT_TOKENS,
-            max_width=TINY_WIDTH if args.tiny else MAX_WIDTH,
-            allow_reference=args.allow_reference,
-            has_time=lambda: time.monotonic() < end_s,
-        )
-        parts = args.part or (["rows"] if args.profile else list(PARTS))
-        if "rows" in parts:
-            names = frozenset(row.name for row in profiled)
-            for name in dict.fromkeys(row.model for row in rows):
-                of_model = [row for row in rows if row.model == name]
-                ModelMatrix(plan, name, of_model, outcome, names).run()
-            report["reference_checks"] = outcome.cpu_checks
-            report["rows"] = outcome.rows
-            report["profiles"] = outcome.profiles
-        for part in ("memory", "load"):
-            if part in parts:
-                with noting(outcome, part):
-                    if len(parts) == 1:
-                        report[part] = measure_part(plan, part, is_tiny=args.tiny)
-                    else:
-                        report[part] = elsewhere(args, part, end_s - time.monotonic())
-    report["failures"] = [{"row": row, "reason": reason} for row, reason in outcome.failures]
-    return report
+
+
+def with_outcome(report: dict[str, Any], outcome: Outcome, parts: Sequence[str]) -> dict[str, Any]:
+    """The report and what the rows have given so far."""
+    found = dict(report)
+    if "rows" in parts:
+        found["reference_checks"], found["rows"] = outcome.cpu_checks, outcome.rows
+        found["profiles"] = outcome.profiles
+    for name, entries in (("not_measured", outcome.late), ("failures", outcome.failures)):
+        found[name] = [{"row": row, "reason": reason} for row, reason in entries]
+    return found
+
+
+def plan_of(
+    args: argparse.Namespace, device: Device, commit: str, folder: Path, end_s: float
+) -> tuple[Plan, dict[str, Any]]:
+    """What every row shares, with the catalogue in that folder, and what the report says of the catalogue."""
+    shape = ALL_SHAPES[(TINY_ROWS if args.tiny else ROWS)[0].model]  # all have the same codes
+    num_items = min(args.items, TINY_ITEMS) if args.tiny else args.items
+    items = draw_items(num_items, shape.num_codes, CATALOG_SEED, is_skewed=not args.uniform)
+    plan = Plan(
+        device=device,
+        dtype=getattr(torch, args.dtype),
+        items=items,
+        catalog=write_catalog(items, folder / "items.xgr", shape.text_vocabulary),
+        commit=commit,
+        repetitions=args.runs,
+        row_s=args.row_seconds,
+        warmup=args.warmup,
+        checked=args.checked,
+        num_judges=max(1, (os.cpu_count() or 2) - 2),
+        page_size=args.page_size,
+        max_prompt_tokens=TINY_PROMPT_TOKENS if args.tiny else MAX_PROMPT_TOKENS,
+        max_width=TINY_WIDTH if args.tiny else MAX_WIDTH,
+        allow_reference=args.allow_reference,
+        has_time=lambda: time.monotonic() < end_s,
+    )
+    codes = "uniform" if args.uniform else "skewed"
+    fanouts = Prefixes(items.sids, items.num_codes).fanouts()
+    return plan, {"items": num_items, "codes": codes, "levels": fanouts}
+
+
+def measure_rows(plan: Plan, rows: list[Row], profiled: frozenset[str], outcome: Outcome) -> None:
+    """The rows, model after model."""
+    for name in dict.fromkeys(row.model for row in rows):
+        with noting(outcome, name):
+            of_model = [row for row in rows if row.model == name]
+            ModelMatrix(plan, name, of_model, outcome, profiled).run()
 
 
 def measure_part(plan: Plan, part: str, *, is_tiny: bool) -> dict[str, Any]:
@@ -154,14 +193,17 @@ def measure_part(plan: Plan, part: str, *, is_tiny: bool) -> dict[str, Any]:
 def elsewhere(args: argparse.Namespace, part: str, seconds: float) -> Any:
     """A part in a process of its own, whose allocator nobody has used before."""
     if seconds <= 0:
-        raise SystemExit("no time was left")
+        raise NoTimeLeft
     command = [sys.executable, __file__, "--part", part, "--json", "--device", args.device]
     command += ["--dtype", args.dtype]
     command += ["--page-size", str(args.page_size)] if args.page_size else []
     command += ["--items", str(args.items), "--commit", args.commit]
     switches = ("tiny", "uniform", "quick", "allow_reference")
     command += ["--" + name.replace("_", "-") for name in switches if getattr(args, name)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=False, timeout=seconds + 60)
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=False, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise NoTimeLeft(f"it was not done within {seconds:.0f} s") from None
     report = json.loads(done.stdout or "{}")
     if part not in report:
         raise SystemExit(f"ended with {done.returncode}: {report.get('failures', 'no report')}")
@@ -225,11 +267,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="seconds; no row starts after them",
     )
     parser.add_argument("--commit", default="", help="where there is no git: what is measured")
+    parser.add_argument(
+        "--even-failed",
+        action="store_true",
+        help="--out's file is replaced also where something failed",
+    )
     add_output_arguments(parser)
     args = parser.parse_args(arguments)
     args.runs = args.runs or (QUICK_RUNS if args.quick else RUNS)
-    report = run(args)
-    write_report(report, args)
+    try:
+        report = run(args)
+    except DeviceError as error:
+        progress(str(error))
+        return EXIT_NO_DEVICE
+    print_report(report, args)
+    for late in report["not_measured"]:
+        progress(f"NOT MEASURED {late['row']}: {late['reason']}")
     for failure in report["failures"]:
         progress(f"FAILED {failure['row']}: {failure['reason']}")
     return 1 if report["failures"] else 0

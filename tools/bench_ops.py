@@ -36,7 +36,9 @@ from tools._bench.op_findings import findings  # noqa: E402
 from tools._bench.op_timing import num_sets, time_calls  # noqa: E402
 from tools._bench.op_work import COPY_TB_PER_S, RIDGE, OpWork, Place  # noqa: E402
 from tools._bench.plain_decoder import strict_float32  # noqa: E402
-from tools._bench.timing import add_output_arguments, progress, write_report  # noqa: E402
+from tools._bench.report_file import EXIT_NO_DEVICE, ReportFile, print_report  # noqa: E402
+from tools._bench.timing import add_output_arguments, progress  # noqa: E402
+from xgr_runtime.errors import DeviceError  # noqa: E402
 from xgr_runtime.hal.discovery import DEVICE_CHOICES, open_device  # noqa: E402
 from xgr_runtime.hal.providers import load_providers  # noqa: E402
 from xgr_runtime.hal.registry import all_ops  # noqa: E402
@@ -48,64 +50,89 @@ if TYPE_CHECKING:
 
 TINY_ITEMS = 3000
 RUNS = 25
-CHECKERS = (
-    8  # processes that check ops at the same time; the compiler of kernels is what takes their time
-)
+CHECKERS = 14  # processes that check ops at the same time; the compiler of kernels is what takes their time
+CHECK_SHARE = 0.6  # of the time limit: what the checks may take
 # Those whose checks take longest begin first.
 LONG = ("select_beams", "beam_attention", "prefill_attention", "shared_attention", "head_logsumexp")
 
 
-def all_works(place: Place, num_items: int, patterns: Sequence[str]) -> Iterator[OpWork]:
-    """Every measured call of the ops whose names match."""
+def wanted_ops(patterns: Sequence[str]) -> list[str]:
+    """The declared ops whose names match one of the patterns, all where none is given; SystemExit where one matches nothing."""
+    declared = list(all_ops())
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in declared):
+            raise SystemExit(f"no op is named {pattern!r}; ops: {', '.join(sorted(declared))}")
+    return [n for n in declared if not patterns or any(fnmatchcase(n, p) for p in patterns)]
 
-    def is_wanted(name: str) -> bool:
-        return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
+def all_works(place: Place, num_items: int, wanted: Sequence[str]) -> Iterator[OpWork]:
+    """Every measured call of these ops."""
     parts = [op_attention.works(place), op_cache.works(place), op_products.works(place)]
-    declared = all_ops()
     searched = ("head_", "level_", "children_", "select_", "flag_")
-    if any(is_wanted(name) for name in declared if name.startswith(searched)):
+    if any(name.startswith(searched) for name in wanted):
         parts.append(op_search.works(place, num_items))
     for part in parts:
-        yield from (work for work in part if work.op in declared and is_wanted(work.op))
+        yield from (work for work in part if work.op in wanted)
 
 
-def check(
-    device: Device, dtype: torch.dtype, works: Sequence[OpWork], *, with_cases: bool = True
-) -> dict[str, list[dict[str, Any]]]:
-    """Conformance cases of the works' ops, and the works themselves."""
-    ops, found = all_ops(), dict[str, list[dict[str, Any]]](parity=[], checks=[])
-    for name in dict.fromkeys(work.op for work in works) if with_cases else ():
-        found["parity"] += check_cases(ops[name], dtype, device)
+def check(device: Device, dtype: torch.dtype, works: Sequence[OpWork]) -> list[dict[str, Any]]:
+    """The works themselves against the reference."""
     with strict_float32():
-        for work in works:
-            found["checks"] += check_work(work, ops[work.op], dtype, device)
-    return found
+        return [
+            entry for work in works for entry in check_work(work, all_ops()[work.op], dtype, device)
+        ]
+
+
+def cases_of(device: Device, dtype: torch.dtype, works: Sequence[OpWork]) -> list[dict[str, Any]]:
+    """Conformance cases of the works' ops."""
+    names = dict.fromkeys(work.op for work in works)
+    return [entry for name in names for entry in check_cases(all_ops()[name], dtype, device)]
+
+
+def print_checks(device: Device, dtype: torch.dtype, works: Sequence[OpWork]) -> None:
+    """What `check_elsewhere` reads: a line with the checks, then one with the cases too, which may take long."""
+    found: dict[str, Any] = {"checks": check(device, dtype, works)}
+    print(json.dumps(found), flush=True)
+    print(json.dumps({**found, "parity": cases_of(device, dtype, works)}), flush=True)
+
+
+def ask_checks(args: argparse.Namespace, name: str, seconds: float) -> dict[str, Any]:
+    """An op's checks out of a process of its own; `lost` and `late` say what did not come of them."""
+    command = [sys.executable, __file__, "--check", "--op", name]
+    command += ["--device", args.device, "--dtype", args.dtype, "--items", str(args.items)]
+    late: list[dict[str, str]] = []
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=False, timeout=seconds)
+        output, ended = done.stdout, f"with {done.returncode}"
+    except subprocess.TimeoutExpired as error:
+        output, ended = error.stdout or b"", f"after {seconds:.0f} s"
+        late = [{"row": f"{name}: conformance cases", "reason": "no time was left"}]
+    lines = output.decode(errors="replace").splitlines()
+    for line in reversed(lines):  # of a process that was killed the last one may be cut
+        try:
+            found: dict[str, Any] = json.loads(line)
+        except ValueError:
+            continue
+        is_lost = "parity" not in found and not late
+        lost = f"its conformance cases ended {ended} and no report"
+        return {**found, "late": late, "lost": [{"row": name, "reason": lost}] if is_lost else []}
+    if late:
+        return {"late": [{"row": name, "reason": f"its check was not done {ended}"}]}
+    return {"lost": [{"row": name, "reason": f"its check ended {ended} and no report"}]}
 
 
 def check_elsewhere(args: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
     """Each op in a process of its own, several at a time: one that crashes loses itself alone, and kernels are compiled."""
-
-    def ask(name: str) -> dict[str, Any]:
-        command = [sys.executable, __file__, "--check", "--json", "--op", name]
-        command += ["--device", args.device, "--dtype", args.dtype, "--items", str(args.items)]
-        try:
-            done = subprocess.run(
-                command, stdout=subprocess.PIPE, check=False, timeout=args.time_limit
-            )
-        except subprocess.TimeoutExpired:
-            return {"lost": [{"row": name, "reason": "its check took too long"}]}
-        try:
-            found: dict[str, Any] = json.loads(done.stdout)
-        except ValueError:
-            reason = f"its check ended with {done.returncode} and no report"
-            return {"lost": [{"row": name, "reason": reason}]}
-        return found
-
-    merged: dict[str, Any] = {"parity": [], "checks": [], "lost": []}
+    end_s = time.monotonic() + CHECK_SHARE * args.time_limit
+    merged: dict[str, Any] = {"parity": [], "checks": [], "lost": [], "late": []}
     with ThreadPoolExecutor(min(CHECKERS, max(1, (os.cpu_count() or 2) - 2))) as pool:
-        for found in pool.map(ask, sorted(names, key=lambda name: name not in LONG)):
-            for key, entries in found.items():
+        ordered = sorted(names, key=lambda name: name not in LONG)
+        asked = [
+            pool.submit(lambda n: ask_checks(args, n, max(1.0, end_s - time.monotonic())), name)
+            for name in ordered
+        ]
+        for answer in asked:
+            for key, entries in answer.result().items():
                 merged[key] += entries
     return merged
 
@@ -155,15 +182,17 @@ def measure(
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """The report, or with --check what `check` found."""
+    """The report."""
     end_s = time.monotonic() + args.time_limit
     device, dtype = open_device(args.device).device, getattr(torch, args.dtype)
     not_loaded = [{"row": f.module, "reason": f.reason} for f in load_providers(device.kind)]
+    wanted = wanted_ops(args.op)
     place = Place(device.torch_device, dtype, args.tiny)
     num_items = min(args.items, TINY_ITEMS) if args.tiny else args.items
-    works = list(all_works(place, num_items, args.op))
     if args.check:
-        return check(device, dtype, works)
+        print_checks(device, dtype, list(all_works(place, num_items, wanted)))
+        return {}
+    file = ReportFile(args.out, takes_failed=args.even_failed)
     report: dict[str, Any] = {
         "commit": commit_of(ROOT, args.commit),
         "environment": device_facts(device, is_tiny=args.tiny),
@@ -171,45 +200,52 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "dtype": args.dtype,
         "items": num_items,
         "rows": [],
+        "not_measured": [],
+        "failures": not_loaded,
     }
-    names = list(dict.fromkeys(work.op for work in works))
+    works = list(all_works(place, num_items, wanted))
     if args.tiny:
-        found: dict[str, Any] = check(device, dtype, works, with_cases=args.cases)
+        found: dict[str, Any] = {"checks": check(device, dtype, works), "parity": []}
+        found["parity"] = cases_of(device, dtype, works) if args.cases else []
     else:
-        found = check_elsewhere(args, names)
-    progress(f"checked {len(names)} ops, {end_s - time.monotonic():.0f} s are left")
-    wrong = [p for p in found["parity"] if p["failed"]]
-    bad = {(p["op"], p["provider"]) for p in wrong}
-    failures = [
-        *not_loaded,
-        *found.get("lost", []),
-        *({"row": f"{p['op']} {p['provider']}", "reason": p["failures"]} for p in wrong),
-    ]
-    report |= {"parity": found["parity"], "peers_not_run": []}
-    for entry in found["checks"]:
-        if "failure" in entry:
-            row = {"row": f"{entry['op']} {entry['label']} {entry['provider']}"}
-            target = report["peers_not_run"] if entry.get("peer") else failures
-            target.append({**row, "reason": entry["failure"]})
+        found = check_elsewhere(args, list(dict.fromkeys(work.op for work in works)))
+    progress(f"checked {len(works)} calls, {end_s - time.monotonic():.0f} s are left")
+    good = sort_out(report, found)
+    file.keep(report)
     for work in works:
-        mine = [
-            c
-            for c in found["checks"]
-            if (c["op"], c["label"]) == (work.op, work.label)
-            and (c["op"], c["provider"]) not in bad
-        ]
+        mine = [c for c in good if (c["op"], c["label"]) == (work.op, work.label)]
         if time.monotonic() > end_s:
-            failures.append({"row": work.name, "reason": "no time was left"})
+            report["not_measured"].append({"row": work.name, "reason": "no time was left"})
             continue
         try:
             for row in measure(device, place, work, mine, args.runs):
                 report["rows"].append(row)
                 progress(line_of(row))
         except Exception as error:  # noqa: BLE001 - noted with its message, and the next one runs
-            failures.append({"row": work.name, "reason": f"{type(error).__name__}: {error}"[-600:]})
+            reason = f"{type(error).__name__}: {error}"[-600:]
+            report["failures"].append({"row": work.name, "reason": reason})
+        file.keep(report)
     report["findings"] = findings(report["rows"])
-    report["failures"] = failures
+    file.finish(report)
     return report
+
+
+def sort_out(report: dict[str, Any], found: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the checks have found, into the report; returned are the checks of those that may be timed."""
+    wrong = [p for p in found["parity"] if p["failed"]]
+    report["failures"] += found.get("lost", [])
+    report["failures"] += [
+        {"row": f"{p['op']} {p['provider']}", "reason": p["failures"]} for p in wrong
+    ]
+    report["not_measured"] += found.get("late", [])
+    report |= {"parity": found["parity"], "peers_not_run": []}
+    for entry in found["checks"]:
+        if "failure" in entry:
+            row = {"row": f"{entry['op']} {entry['label']} {entry['provider']}"}
+            target = report["peers_not_run" if entry.get("peer") else "failures"]
+            target.append({**row, "reason": entry["failure"]})
+    bad = {(p["op"], p["provider"]) for p in wrong}
+    return [c for c in found["checks"] if (c["op"], c["provider"]) not in bad]
 
 
 def line_of(row: dict[str, Any]) -> str:
@@ -237,13 +273,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="only what precedes the timing")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes: tries the tool")
     parser.add_argument("--cases", action="store_true", help="with --tiny: conformance cases too")
+    parser.add_argument(
+        "--even-failed",
+        action="store_true",
+        help="--out's file is replaced also where something failed",
+    )
     add_output_arguments(parser)
     args = parser.parse_args(arguments)
-    report = run(args)
-    write_report(report, args)
-    for failure in report.get("failures", []):
+    try:
+        report = run(args)
+    except DeviceError as error:
+        progress(str(error))
+        return EXIT_NO_DEVICE
+    if args.check:
+        return 0
+    print_report(report, args)
+    for late in report["not_measured"]:
+        progress(f"NOT MEASURED {late['row']}: {late['reason']}")
+    for failure in report["failures"]:
         progress(f"FAILED {failure['row']}: {failure['reason']}")
-    return 1 if report.get("failures") else 0
+    return 1 if report["failures"] else 0
 
 
 if __name__ == "__main__":

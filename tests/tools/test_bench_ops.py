@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import subprocess
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
 
-from tools import bench_ops
+from tools import bench_engine, bench_ops
 from tools._bench import op_attention, op_search
 from tools._bench.op_findings import findings
 from tools._bench.op_timing import num_sets
@@ -93,15 +95,58 @@ def test_a_wrong_provider_has_no_figure(tmp_path: Path) -> None:
         return found
 
     out = tmp_path / "ops.json"
+    out.write_text("good results of before")
     try:
         code = bench_ops.main([*TINY, "--op", "rms_norm", "--cases", "--out", str(out)])
     finally:
         rms_norm.impls[:] = [i for i in rms_norm.impls if i.provider != "wrong"]
-    report = json.loads(out.read_text())
+    assert out.read_text() == "good results of before"
+    report = json.loads(out.with_name("ops.json.partial").read_text())
     assert code == 1
     assert {row["provider"] for row in report["rows"]} == {"torch"}
     assert {entry["provider"] for entry in report["parity"] if entry["failed"]} == {"wrong"}
     assert any("tiny, 5 rows wrong" in failure["row"] for failure in report["failures"])
+
+
+def test_a_name_of_no_op_is_an_error_and_the_file_stays(tmp_path: Path) -> None:
+    out = tmp_path / "ops.json"
+    out.write_text("good results of before")
+    with pytest.raises(SystemExit, match=r"no op is named 'beam_atention'; ops: .*beam_attention"):
+        bench_ops.main([*TINY, "--op", "rms_norm", "--op", "beam_atention", "--out", str(out)])
+    assert [path.name for path in tmp_path.iterdir()] == ["ops.json"]
+    assert out.read_text() == "good results of before"
+
+
+def test_checks_of_a_process_that_had_no_time_for_all_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The line of the checks came, that of the cases was cut."""
+    lines = b'{"checks": [1]}\n{"checks": [1], "par'
+    args = argparse.Namespace(device="cpu", dtype="float32", items=1)
+
+    def late(command: object, **options: object) -> None:
+        raise subprocess.TimeoutExpired("x", 1, output=lines)
+
+    monkeypatch.setattr(subprocess, "run", late)
+    found = bench_ops.ask_checks(args, "rms_norm", 1.0)
+    assert (found["checks"], found["lost"]) == ([1], [])
+    assert [entry["row"] for entry in found["late"]] == ["rms_norm: conformance cases"]
+    lines = b""
+    assert bench_ops.ask_checks(args, "rms_norm", 1.0).keys() == {"late"}
+
+    def died(command: object, **options: object) -> object:
+        return subprocess.CompletedProcess((), -11, b'{"checks": [1]}\n')
+
+    monkeypatch.setattr(subprocess, "run", died)
+    assert "with -11" in bench_ops.ask_checks(args, "rms_norm", 1.0)["lost"][0]["reason"]
+
+
+def test_no_device_is_said_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    for tool in (bench_ops, bench_engine):
+        assert tool.main(["--device", "cuda", "--commit", "abc"]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_what_a_run_says_of_stages() -> None:

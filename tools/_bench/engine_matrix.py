@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 MODEL_SEED, HISTORY_SEED = 11, 12
 CPU_WIDTH, CPU_HISTORY = 16, 48
 CPU_PROMPT_TOKENS = 64
+LONG_BATCH_TOKENS = 16_384  # one answer of a batch beyond is checked: the reference reads its whole history in float32
 
 
 @dataclass(frozen=True)
@@ -72,12 +73,28 @@ class Plan:
 
 @dataclass
 class Outcome:
-    """rows: of the results file. failures: (row, reason). cpu_checks: by model and normalisation, what was compared."""
+    """rows: of the results file. failures: (row, reason), and late: likewise, for what no time was left. cpu_checks: by model
+    and normalisation, what was compared. on_change is called where something of it is new.
+    """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     failures: list[tuple[str, str]] = field(default_factory=list)
     cpu_checks: list[dict[str, Any]] = field(default_factory=list)
     profiles: list[dict[str, Any]] = field(default_factory=list)
+    late: list[tuple[str, str]] = field(default_factory=list)
+    on_change: Callable[[], None] | None = None
+
+    def changed(self) -> None:
+        """Tells whoever wants to know."""
+        if self.on_change is not None:
+            self.on_change()
+
+
+class NoTimeLeft(Exception):
+    """What was not measured for want of time, which is no failure of it."""
+
+    def __init__(self, reason: str = "no time was left") -> None:
+        super().__init__(reason)
 
 
 @dataclass
@@ -129,7 +146,7 @@ class ModelMatrix:
             for key in dict.fromkeys(row.engine for row in self._rows):
                 rows = [row for row in self._rows if row.engine == key]
                 if not self._plan.has_time():
-                    self._fail(rows, "no time was left")
+                    self._note_late(rows)
                     continue
                 with self._noting(", ".join(row.name for row in rows)):
                     self._run_engine(rows)
@@ -159,7 +176,7 @@ class ModelMatrix:
             checks = {}
             for row in rows:
                 if not self._plan.has_time():
-                    self._fail([row], "no time was left")
+                    self._note_late([row])
                     continue
                 with self._noting(row.name), strict_float32():
                     checks[row.name] = self._ask(engine, last, row)
@@ -168,20 +185,20 @@ class ModelMatrix:
                     continue
                 with self._noting(row.name):
                     if not self._plan.has_time():
-                        raise SystemExit("no time was left")
+                        raise NoTimeLeft
                     self._time(engine, last, row, checks[row.name])
 
     def _ask(self, engine: Engine, last: LastBatches, row: Row) -> dict[Normalised, _Checked]:
         """One batch under each normalisation, its first and last requests to be checked."""
         found = {}
+        is_long = row.requests * row.history > LONG_BATCH_TOKENS
+        num_checked = 1 if is_long else self._plan.checked
         for normalization in NORMALIZATIONS:
             requests = self._ready(engine, last, row, normalization)
             results, _ = run_batch(engine, requests)
             batch, output = last.take()
             checked = found[normalization] = _Checked()
-            for number in np.unique(
-                np.linspace(0, row.requests - 1, self._plan.checked).astype(int)
-            ):
+            for number in np.unique(np.linspace(0, row.requests - 1, num_checked).astype(int)):
                 request, result = requests[number], results[number]
                 if row.kind == "unconstrained":
                     checked.known.append(self._oracle.check_unconstrained(request, batch, output))
@@ -215,6 +232,7 @@ class ModelMatrix:
             figures["providers"] = {op: list(bound) for op, bound in stats.providers.items()}
             self._outcome.rows.append(figures)
             progress(line_of(figures))
+        self._outcome.changed()
         if row.name in self._profiled:
             with self._noting(f"profile of {row.name}"):
                 found = profile_row(plan.device.kind, engine, last, ready, row)
@@ -289,6 +307,9 @@ class ModelMatrix:
     def _noting(self, what: str) -> contextlib.AbstractContextManager[None]:
         return noting(self._outcome, what)
 
+    def _note_late(self, rows: list[Row]) -> None:
+        self._outcome.late += [(row.name, str(NoTimeLeft())) for row in rows]
+
     def _fail(self, rows: list[Row], reason: str) -> None:
         for row in rows:
             self._outcome.failures.append((row.name, reason))
@@ -300,6 +321,8 @@ def noting(outcome: Outcome, what: str) -> Iterator[None]:
     """Whatever is raised inside is a failure of `what`, and the next one runs."""
     try:
         yield
+    except NoTimeLeft as error:
+        outcome.late.append((what, str(error)))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - noted with its message
         outcome.failures.append((what, f"{type(error).__name__}: {error}"[:3000]))
         progress(f"FAILED {what}: {error}")

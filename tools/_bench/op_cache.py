@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 EPS = 1e-6
 HISTORIES, LENGTH, BEAMS = 8, 1024, 4096
+INPUTS = (1024, 2048)  # of the product before, as the measured models have
 # searches x beams whose own keys and values are reordered, of all layers
 REORDERS = ((1, 512), (8, 512), (8, 1024))
 
@@ -35,6 +36,8 @@ def works(place: Place) -> Iterator[OpWork]:
             f"rope_write_{store.kind}_kv", store.label, store.rope_write, 0.0, count * both
         )
         yield OpWork(f"write_{store.kind}_kv", store.label, store.write, 0.0, count * stored)
+        for inputs in (32,) if place.is_tiny else INPUTS:
+            yield _with_product(store, inputs, stored / 2)
     yield OpWork("rotary_embedding", paged.label, paged.rotate, 0.0, paged.count * float(turned))
     for searches, width in ((2, 5),) if place.is_tiny else REORDERS:
         yield _reorder(place, heads, searches, width)
@@ -117,6 +120,25 @@ class _Rows:
 def _case(store: _Paged | _Rows, args: dict[str, Any], *, is_exact: bool = False) -> OpCase:
     dims = {store.letter: store.count, **store.heads.dims}
     return OpCase(store.label, args, dims, is_exact, store.written, store.view)
+
+
+def _with_product(store: _Paged | _Rows, inputs: int, stored: float) -> OpWork:
+    """The rotated and stored product of a layer's input; stored: bytes of a token's keys and values."""
+    place, heads, letter = store.place, store.heads, store.letter
+    outputs, item = (heads.queries + 2 * heads.kv) * heads.size, store.place.dtype.itemsize
+    label = f"{store.label}, {inputs} inputs"
+
+    def draw(seed: int) -> OpCase:
+        args = {**_projections(store, seed), **store.target(seed)}
+        del args[f"qkv_{letter}XD"]
+        args[f"x_{letter}M"] = place.normal(seed + 5, store.count, inputs)
+        args["weight_OM"] = place.normal(seed + 6, outputs, inputs, scale=inputs**-0.5)
+        return replace(_case(store, args), dims={**_case(store, args).dims, "M": inputs})
+
+    row = item * (inputs + heads.queries * heads.size) + stored + 2 * 4 * heads.size
+    flops = 2.0 * store.count * inputs * outputs
+    num_bytes = store.count * row + item * inputs * outputs
+    return OpWork(f"linear_rope_write_{store.kind}_kv", label, draw, flops, num_bytes)
 
 
 def _parts(store: _Paged | _Rows, seed: int) -> dict[str, Any]:
