@@ -1,11 +1,12 @@
-"""The list of items of the attention by warpgroups: which rows, KV head and keys a program works on, one after another.
+"""Which rows, KV head and keys a program of the attention by warpgroups works on: one item, or one after another of a list.
 
-An item is 128 query rows of one history and one KV head, and a part of the keys where they are split. The list goes from the
+An item is query rows of one history and one KV head. A prefill's are 128 rows, and a program has many: their list goes from the
 items with the most key tiles to those with the fewest, and is dealt to the programs forth and back: they end together, whatever
 the lengths. Nothing is sorted: how many items have more than a number of key tiles follows from each history's length and rows, so
 a program that knows the level of its last item finds the next one with a few sums over the histories.
 
-Each loading warp walks the list by itself; the warpgroups that compute get the numbers of an item with its queries.
+Each loading warp walks the list by itself; the warpgroups that compute get the numbers of an item with its queries. A program of
+beams has the one item that its number says.
 
 Letters: S histories (padded), I numbers of an item, G KV heads, X query heads of a KV head.
 """
@@ -13,7 +14,7 @@ Letters: S histories (padded), I numbers of an item, G KV heads, X query heads o
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-TILE_ROWS = gl.constexpr(128)  # query rows of an item
+TILE_ROWS = gl.constexpr(128)  # query rows of an item of the list
 NUMBERS = gl.constexpr(16)  # of an item as they lie in shared memory
 
 
@@ -25,36 +26,26 @@ def _add(a, b):
 @gluon.jit
 def segments(
     start_ptr, length_ptr, num_rows, num_histories,
-    X: gl.constexpr, SEGMENTS: gl.constexpr, WITH_REST: gl.constexpr, NUM_WARPS: gl.constexpr,
+    X: gl.constexpr, SEGMENTS: gl.constexpr, NUM_WARPS: gl.constexpr,
 ):  # fmt: skip
-    """(index, first row, rows, length, tiles of rows) of each history.
-
-    WITH_REST: the rows behind the last history are a segment of their own, without keys.
-    """
+    """(index, first row, rows, length, tiles of rows) of each history; the rows behind the last are one more, without keys."""
     layout: gl.constexpr = gl.BlockedLayout([SEGMENTS // 32], [32], [NUM_WARPS], [0])
     h_S = gl.arange(0, SEGMENTS, layout=layout)
     first_S = gl.load(start_ptr + h_S, mask=h_S <= num_histories, other=0)
     end_S = gl.load(start_ptr + h_S + 1, mask=h_S < num_histories, other=0)
     length_S = gl.load(length_ptr + h_S, mask=h_S < num_histories, other=0)
-    if WITH_REST:
-        end_S = gl.where(h_S == num_histories, num_rows, end_S)
-        rows_S = gl.where(h_S <= num_histories, end_S - first_S, 0)
-    else:
-        rows_S = gl.where(h_S < num_histories, end_S - first_S, 0)
+    end_S = gl.where(h_S == num_histories, num_rows, end_S)
+    rows_S = gl.where(h_S <= num_histories, end_S - first_S, 0)
     return h_S, first_S, rows_S, length_S, (rows_S * X + TILE_ROWS - 1) // TILE_ROWS
 
 
 @gluon.jit
-def _tiles_up_to(
-    level, rows_S, length_S, tiles_S, X: gl.constexpr, IS_CAUSAL: gl.constexpr, KEYS: gl.constexpr
-):  # fmt: skip
+def _tiles_up_to(level, rows_S, length_S, tiles_S, X: gl.constexpr, KEYS: gl.constexpr):
     """How many of a history's tiles of rows, the first ones, see at most `level` tiles of keys."""
     keys = level * KEYS
-    count_S = gl.zeros_like(tiles_S)
-    if IS_CAUSAL:
-        # tile t ends at token before + (t + 1) * (TILE_ROWS // X) of its history
-        before_S = length_S - rows_S
-        count_S = gl.minimum(gl.maximum(keys - before_S, 0) // (TILE_ROWS // X), tiles_S)
+    # tile t ends at token before + (t + 1) * (TILE_ROWS // X) of its history
+    before_S = length_S - rows_S
+    count_S = gl.minimum(gl.maximum(keys - before_S, 0) // (TILE_ROWS // X), tiles_S)
     count_S = gl.where(length_S <= keys, tiles_S, count_S)
     return gl.where(level < 0, 0, count_S)
 
@@ -66,140 +57,87 @@ def first_level(length_S, KEYS: gl.constexpr):
 
 
 @gluon.jit
-def _key_tiles(
-    rows, length, first_r, split, num_splits,
-    X: gl.constexpr, IS_CAUSAL: gl.constexpr, KEYS: gl.constexpr, ITEM_ROWS: gl.constexpr,
+def beam_item(
+    start_ptr, length_ptr, tiles_each, num_splits,
+    X: gl.constexpr, G: gl.constexpr, KEYS: gl.constexpr, ITEM_ROWS: gl.constexpr,
 ):  # fmt: skip
-    """(first key tile, first one with a mask, end) of a part of the keys that the rows from first_r on see."""
-    end_key = length
-    least = length
-    if IS_CAUSAL:
-        before = length - rows
-        end_key = gl.maximum(gl.minimum(length, before + (first_r + ITEM_ROWS) // X), 0)
-        least = gl.maximum(before + first_r // X + 1, 0)
-    num_tiles = (end_key + KEYS - 1) // KEYS
-    part = (num_tiles + num_splits - 1) // num_splits
-    begin_tile = gl.minimum(split * part, num_tiles)
-    end_tile = gl.minimum(begin_tile + part, num_tiles)
-    whole = gl.minimum(end_key, least) // KEYS
-    return begin_tile, gl.maximum(begin_tile, gl.minimum(end_tile, whole)), end_tile
+    """The one item of a program of beams; programs are (tile of rows, split, KV head).
 
+    Each history has tiles_each tiles of ITEM_ROWS query rows, so that nothing is searched for; those behind its rows have no keys.
 
-@gluon.jit
-def only_item(
-    start_ptr, length_ptr, num_rows, num_histories, tiles_each, num_splits,
-    X: gl.constexpr, G: gl.constexpr, IS_CAUSAL: gl.constexpr, KEYS: gl.constexpr, ITEM_ROWS: gl.constexpr,
-):  # fmt: skip
-    """The one item of a program that has no other, as `find_item` without level; programs are (tile of rows, split, KV head).
-
-    Each history has tiles_each tiles of ITEM_ROWS query rows, so that nothing is searched for. Causal there is one history,
-    and its tiles are followed by those of the rows of none.
+    Returns:
+        (history, its first packed row, its packed rows, its length, the item's first query row, KV head, split, first key tile,
+        first key tile with a mask, key tiles' end).
     """
     program = gl.program_id(0)
     g = program % G
     split = program // G % num_splits
     tile = program // (G * num_splits)
-    if IS_CAUSAL:
-        history = 0
-        first_row = gl.load(start_ptr)
-        end_row = gl.load(start_ptr + 1)
-        length = gl.load(length_ptr)
-        num_tiles = ((end_row - first_row) * X + ITEM_ROWS - 1) // ITEM_ROWS
-        if tile >= num_tiles:
-            tile -= num_tiles
-            first_row = end_row
-            end_row = num_rows
-            length = 0
-    else:
-        history = tile // tiles_each
-        tile -= history * tiles_each
-        first_row = gl.load(start_ptr + history)
-        end_row = gl.load(start_ptr + history + 1)
-        length = gl.load(length_ptr + history)
-    rows = end_row - first_row
-    first_r = tile * ITEM_ROWS
+    history = tile // tiles_each
+    first_row = gl.load(start_ptr + history)
+    rows = gl.load(start_ptr + history + 1) - first_row
+    length = gl.load(length_ptr + history)
+    first_r = (tile - history * tiles_each) * ITEM_ROWS
     if first_r >= rows * X:
         length = 0
-    begin_tile, masked_tile, end_tile = _key_tiles(
-        rows, length, first_r, split, num_splits, X, IS_CAUSAL, KEYS, ITEM_ROWS
-    )
+    num_tiles = (length + KEYS - 1) // KEYS
+    part = (num_tiles + num_splits - 1) // num_splits
+    begin_tile = gl.minimum(split * part, num_tiles)
+    end_tile = gl.minimum(begin_tile + part, num_tiles)
+    masked_tile = gl.maximum(begin_tile, gl.minimum(end_tile, length // KEYS))
     return history, first_row, rows, length, first_r, g, split, begin_tile, masked_tile, end_tile
 
 
 @gluon.jit
 def find_item(
-    k, level, num_items, num_splits, h_S, first_S, rows_S, length_S, tiles_S,
-    X: gl.constexpr, G: gl.constexpr, IS_CAUSAL: gl.constexpr, KEYS: gl.constexpr,
+    k, level, num_items, h_S, first_S, rows_S, length_S, tiles_S, X: gl.constexpr, G: gl.constexpr, KEYS: gl.constexpr
 ):  # fmt: skip
-    """The k-th item of this program; `level` is that of the item before.
+    """The k-th item of this program's list; `level` is that of the item before.
 
     Returns:
         (level, history, its first packed row, its packed rows, 0 where there is no item, its length, the item's first query row,
-        KV head, split, first key tile, first key tile with a mask, key tiles' end).
+        KV head, first key tile with a mask, key tiles' end).
     """
     num_programs = gl.num_programs(0)
     c = gl.program_id(0)
     c = gl.where(k % 2 == 1, num_programs - 1 - c, c)
     item = k * num_programs + c
-    each = G * num_splits
-    upper_S = _tiles_up_to(level, rows_S, length_S, tiles_S, X, IS_CAUSAL, KEYS)
-    lower_S = _tiles_up_to(level - 1, rows_S, length_S, tiles_S, X, IS_CAUSAL, KEYS)
-    end = num_items - each * gl.sum(lower_S, 0)  # of the items of this level
+    upper_S = _tiles_up_to(level, rows_S, length_S, tiles_S, X, KEYS)
+    lower_S = _tiles_up_to(level - 1, rows_S, length_S, tiles_S, X, KEYS)
+    end = num_items - G * gl.sum(lower_S, 0)  # of the items of this level
     while (level > 0) & (item >= end):
         level -= 1
         upper_S = lower_S
-        lower_S = _tiles_up_to(level - 1, rows_S, length_S, tiles_S, X, IS_CAUSAL, KEYS)
-        end = num_items - each * gl.sum(lower_S, 0)
+        lower_S = _tiles_up_to(level - 1, rows_S, length_S, tiles_S, X, KEYS)
+        end = num_items - G * gl.sum(lower_S, 0)
     tiles_here_S = upper_S - lower_S
-    rest = item - num_items + each * gl.sum(upper_S, 0)
-    end_S = gl.associative_scan(tiles_here_S, 0, _add) * each
+    rest = item - num_items + G * gl.sum(upper_S, 0)
+    end_S = gl.associative_scan(tiles_here_S, 0, _add) * G
     history = gl.sum((end_S <= rest).to(gl.int32), 0)
     is_it_S = h_S == history
-    rest -= gl.sum(gl.where(is_it_S, end_S - tiles_here_S * each, 0), 0)
+    rest -= gl.sum(gl.where(is_it_S, end_S - tiles_here_S * G, 0), 0)
     tiles_here = gl.maximum(gl.sum(gl.where(is_it_S, tiles_here_S, 0), 0), 1)
     tile = gl.sum(gl.where(is_it_S, lower_S, 0), 0) + rest % tiles_here
     first_row = gl.sum(gl.where(is_it_S, first_S, 0), 0)
     rows = gl.sum(gl.where(is_it_S, rows_S, 0), 0)
     length = gl.sum(gl.where(is_it_S, length_S, 0), 0)
     g = rest // tiles_here % G
-    split = rest // (tiles_here * G)
     if item >= num_items:  # the last round need not be full: no rows, no keys
         tile = 0
         rows = 0
         length = 0
         g = 0
-        split = 0
     first_r = tile * TILE_ROWS
-    end_key = length
-    least = length
-    if IS_CAUSAL:
-        before = length - rows
-        end_key = gl.maximum(gl.minimum(length, before + (first_r + TILE_ROWS) // X), 0)
-        least = gl.maximum(before + first_r // X + 1, 0)
-    num_tiles = (end_key + KEYS - 1) // KEYS
-    part = (num_tiles + num_splits - 1) // num_splits
-    begin_tile = gl.minimum(split * part, num_tiles)
-    end_tile = gl.minimum(begin_tile + part, num_tiles)
-    masked_tile = gl.maximum(begin_tile, gl.minimum(end_tile, gl.minimum(end_key, least) // KEYS))
-    return (
-        level,
-        history,
-        first_row,
-        rows,
-        length,
-        first_r,
-        g,
-        split,
-        begin_tile,
-        masked_tile,
-        end_tile,
-    )
+    before = length - rows
+    end_key = gl.maximum(gl.minimum(length, before + (first_r + TILE_ROWS) // X), 0)
+    least = gl.maximum(before + first_r // X + 1, 0)
+    end_tile = (end_key + KEYS - 1) // KEYS
+    masked_tile = gl.minimum(end_tile, gl.minimum(end_key, least) // KEYS)
+    return level, history, first_row, rows, length, first_r, g, masked_tile, end_tile
 
 
 @gluon.jit
-def write_item(
-    place, first_row, rows, length, first_r, g, split, begin_tile, masked_tile, end_tile
-):
+def write_item(place, first_row, rows, length, first_r, g, masked_tile, end_tile):
     """By one warp, into place [NUMBERS]."""
     i_I = gl.arange(0, NUMBERS, layout=gl.BlockedLayout([1], [32], [1], [0]))
     number_I = gl.where(i_I == 0, first_row, end_tile)
@@ -207,9 +145,7 @@ def write_item(
     number_I = gl.where(i_I == 2, length, number_I)
     number_I = gl.where(i_I == 3, first_r, number_I)
     number_I = gl.where(i_I == 4, g, number_I)
-    number_I = gl.where(i_I == 5, split, number_I)
-    number_I = gl.where(i_I == 6, begin_tile, number_I)
-    number_I = gl.where(i_I == 7, masked_tile, number_I)
+    number_I = gl.where(i_I == 5, masked_tile, number_I)
     place.store(number_I)
 
 
@@ -227,6 +163,4 @@ def read_item(place):
         gl.sum(gl.where(i_I == 4, number_I, 0), 0),
         gl.sum(gl.where(i_I == 5, number_I, 0), 0),
         gl.sum(gl.where(i_I == 6, number_I, 0), 0),
-        gl.sum(gl.where(i_I == 7, number_I, 0), 0),
-        gl.sum(gl.where(i_I == 8, number_I, 0), 0),
     )

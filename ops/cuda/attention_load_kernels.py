@@ -1,4 +1,4 @@
-"""Loading warps."""
+"""What the loading warps of the Hopper attention do, and copies that a computing warpgroup asks for itself."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -10,7 +10,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_wait
 
-from .attention_item_kernels import find_item, first_level, only_item, segments, write_item
+from .attention_item_kernels import beam_item, find_item, first_level, segments, write_item
 from .attention_step_kernels import ROWS
 
 CHUNK = gl.constexpr(16)  # rows that a loading warp copies at once: few, as it has few registers
@@ -44,41 +44,41 @@ def _copy_tiles(
 
 @gluon.jit
 def load_tiles(
-    k_desc, v_desc, table_ptr, start_ptr, length_ptr, num_rows, num_histories, num_splits, table_stride,
+    k_desc, v_desc, table_ptr, start_ptr, length_ptr, num_rows, num_histories, table_stride,
     k_smem, v_smem, k_full, k_empty, v_full, v_empty,
     G: gl.constexpr, X: gl.constexpr, D: gl.constexpr, PAGE_SIZE: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
-    IS_CAUSAL: gl.constexpr, SEGMENTS: gl.constexpr, WITH_REST: gl.constexpr,
+    SEGMENTS: gl.constexpr,
 ):  # fmt: skip
-    """The warp that loads keys and values: every tile of every item, in the order in which they are used."""
+    """The warp that loads keys and values of a prefill: every tile of every item, in the order in which they are used."""
     h_S, first_S, rows_S, length_S, tiles_S = segments(
-        start_ptr, length_ptr, num_rows, num_histories, X, SEGMENTS, WITH_REST, 1
-    )  # fmt: skip
-    num_items = gl.sum(tiles_S, 0) * (G * num_splits)
+        start_ptr, length_ptr, num_rows, num_histories, X, SEGMENTS, 1
+    )
+    num_items = gl.sum(tiles_S, 0) * G
     level = first_level(length_S, KEYS)
     count = 0
     for k in range(0, gl.cdiv(num_items, gl.num_programs(0))):
-        level, history, _f, _r, length, _q, g, _s, begin_tile, _m, end_tile = find_item(
-            k, level, num_items, num_splits, h_S, first_S, rows_S, length_S, tiles_S, X, G, IS_CAUSAL, KEYS
-        )  # fmt: skip
+        level, history, _f, _r, length, _q, g, _m, end_tile = find_item(
+            k, level, num_items, h_S, first_S, rows_S, length_S, tiles_S, X, G, KEYS
+        )
         _copy_tiles(
-            k_desc, v_desc, table_ptr + history.to(gl.int64) * table_stride, length, g, begin_tile, end_tile, count,
+            k_desc, v_desc, table_ptr + history.to(gl.int64) * table_stride, length, g, 0, end_tile, count,
             k_smem, v_smem, k_full, k_empty, v_full, v_empty, D, PAGE_SIZE, KEYS, STAGES,
         )  # fmt: skip
-        count += end_tile - begin_tile
+        count += end_tile
 
 
 @gluon.jit
-def load_only_tiles(
-    k_desc, v_desc, table_ptr, start_ptr, length_ptr, num_rows, num_histories, tiles_each, num_splits, table_stride,
+def load_beam_tiles(
+    k_desc, v_desc, table_ptr, start_ptr, length_ptr, tiles_each, num_splits, table_stride,
     k_smem, v_smem, k_full, k_empty, v_full, v_empty,
     G: gl.constexpr, X: gl.constexpr, D: gl.constexpr, PAGE_SIZE: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
-    IS_CAUSAL: gl.constexpr, ITEM_ROWS: gl.constexpr,
+    ITEM_ROWS: gl.constexpr,
 ):  # fmt: skip
-    """The same where a program has one item; it may start before the kernel in front of it has ended."""
+    """The same for the one item of a program of beams; it may start before the kernel in front of it has ended."""
     gdc_wait()
-    history, _f, _r, length, _q, g, _s, begin_tile, _m, end_tile = only_item(
-        start_ptr, length_ptr, num_rows, num_histories, tiles_each, num_splits, X, G, IS_CAUSAL, KEYS, ITEM_ROWS
-    )  # fmt: skip
+    history, _f, _r, length, _q, g, _s, begin_tile, _m, end_tile = beam_item(
+        start_ptr, length_ptr, tiles_each, num_splits, X, G, KEYS, ITEM_ROWS
+    )
     _copy_tiles(
         k_desc, v_desc, table_ptr + history.to(gl.int64) * table_stride, length, g, begin_tile, end_tile, 0,
         k_smem, v_smem, k_full, k_empty, v_full, v_empty, D, PAGE_SIZE, KEYS, STAGES,
@@ -88,22 +88,19 @@ def load_only_tiles(
 @gluon.jit
 def copy_own(
     own_s, own_ptr, slot_ptr, slot_stride, token_stride, first_row, rows, first_r, g, num_tokens,
-    X: gl.constexpr, D: gl.constexpr, OWN: gl.constexpr, CHUNK: gl.constexpr, COPIES: gl.constexpr,
+    X: gl.constexpr, D: gl.constexpr, OWN: gl.constexpr, COPIES: gl.constexpr,
 ):  # fmt: skip
     """Own keys or values of the beams of 64 query rows into own_s [64 // X * OWN, D]; zeros where there are none."""
     d_D = gl.arange(0, D, layout=gl.SliceLayout(0, COPIES))
-    for c in gl.static_range(ROWS // X * OWN // CHUNK):
-        key_C = c * CHUNK + gl.arange(0, CHUNK, layout=gl.SliceLayout(1, COPIES))
-        n_C = first_r // X + key_C // OWN
-        token_C = key_C % OWN
-        is_key_C = (n_C < rows) & (token_C < num_tokens)
-        slot_C = gl.load(slot_ptr + first_row + n_C, mask=is_key_C, other=0).to(gl.int64)
-        offset_C = slot_C * slot_stride + token_C * token_stride + g * D
-        async_copy.async_copy_global_to_shared(
-            own_s.slice(c * CHUNK, CHUNK),
-            own_ptr + offset_C[:, None] + d_D[None, :],
-            mask=is_key_C[:, None],
-        )
+    key_K = gl.arange(0, ROWS // X * OWN, layout=gl.SliceLayout(1, COPIES))
+    n_K = first_r // X + key_K // OWN
+    token_K = key_K % OWN
+    is_key_K = (n_K < rows) & (token_K < num_tokens)
+    slot_K = gl.load(slot_ptr + first_row + n_K, mask=is_key_K, other=0).to(gl.int64)
+    offset_K = slot_K * slot_stride + token_K * token_stride + g * D
+    async_copy.async_copy_global_to_shared(
+        own_s, own_ptr + offset_K[:, None] + d_D[None, :], mask=is_key_K[:, None]
+    )
 
 
 @gluon.jit
@@ -124,60 +121,33 @@ def copy_queries(
 
 
 @gluon.jit
-def _say_full(barrier):
-    """After copies: when they are done and the tensor cores can see them."""
-    async_copy.commit_group()
-    async_copy.wait_group(0)
-    fence_async_shared()
-    mbarrier.arrive(barrier, count=1)
-
-
-@gluon.jit
 def load_rows(
-    q_ptr, start_ptr, length_ptr, num_rows, num_histories, num_splits,
-    k_rows_ptr, v_rows_ptr, slot_ptr, k_slot_stride, v_slot_stride, k_token_stride, v_token_stride, num_tokens,
-    q_smem, own_k_smem, own_v_smem, item_smem, row_bars,
-    WHICH: gl.constexpr, G: gl.constexpr, X: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr,
-    IS_CAUSAL: gl.constexpr, OWN: gl.constexpr, SEGMENTS: gl.constexpr, WITH_REST: gl.constexpr,
+    q_ptr, start_ptr, length_ptr, num_rows, num_histories, q_smem, item_smem, row_bars,
+    WHICH: gl.constexpr, G: gl.constexpr, X: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, SEGMENTS: gl.constexpr,
 ):  # fmt: skip
-    """The warp that loads a warpgroup's queries and own tokens, those of the next item as soon as there is room.
+    """The warp that loads a warpgroup's queries of a prefill, those of the next item as soon as there is room.
 
-    row_bars: q full, q empty, own keys full, empty, own values full, empty, of each warpgroup.
+    row_bars: queries full, queries empty, of each warpgroup.
     """
     COPIES: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [1, 1], [1, 0])
     h_S, first_S, rows_S, length_S, tiles_S = segments(
-        start_ptr, length_ptr, num_rows, num_histories, X, SEGMENTS, WITH_REST, 1
-    )  # fmt: skip
-    num_items = gl.sum(tiles_S, 0) * (G * num_splits)
+        start_ptr, length_ptr, num_rows, num_histories, X, SEGMENTS, 1
+    )
+    num_items = gl.sum(tiles_S, 0) * G
     level = first_level(length_S, KEYS)
     q_s = q_smem.index(WHICH)
-    num_own = 0
     for k in range(0, gl.cdiv(num_items, gl.num_programs(0))):
-        level, _h, first_row, rows, length, first_r, g, split, begin_tile, masked_tile, end_tile = find_item(
-            k, level, num_items, num_splits, h_S, first_S, rows_S, length_S, tiles_S, X, G, IS_CAUSAL, KEYS
-        )  # fmt: skip
+        level, _h, first_row, rows, length, first_r, g, masked_tile, end_tile = find_item(
+            k, level, num_items, h_S, first_S, rows_S, length_S, tiles_S, X, G, KEYS
+        )
         first_r += WHICH * ROWS
-        phase = (k & 1) ^ 1
-        own_phase = (num_own & 1) ^ 1
-        mbarrier.wait(row_bars.index(WHICH * 6 + 1), phase)
+        mbarrier.wait(row_bars.index(WHICH * 2 + 1), (k & 1) ^ 1)
         write_item(
-            item_smem.index(WHICH), first_row, rows, length, first_r, g, split, begin_tile, masked_tile, end_tile
-        )  # fmt: skip
+            item_smem.index(WHICH), first_row, rows, length, first_r, g, masked_tile, end_tile
+        )
         copy_queries(q_s, q_ptr, first_row, rows, first_r, g, G, X, D, CHUNK, COPIES)
-        _say_full(row_bars.index(WHICH * 6))
-        if OWN > 0:  # noqa: SIM102 - a constant of the compiler
-            if split == 0:
-                mbarrier.wait(row_bars.index(WHICH * 6 + 3), own_phase)
-                copy_own(
-                    own_k_smem.index(WHICH), k_rows_ptr, slot_ptr, k_slot_stride, k_token_stride,
-                    first_row, rows, first_r, g, num_tokens, X, D, OWN, CHUNK, COPIES,
-                )  # fmt: skip
-                _say_full(row_bars.index(WHICH * 6 + 2))
-                # every item ends with its results where the own values were
-                mbarrier.wait(row_bars.index(WHICH * 6 + 5), phase)
-                copy_own(
-                    own_v_smem.index(WHICH).slice(0, ROWS // X * OWN), v_rows_ptr, slot_ptr, v_slot_stride, v_token_stride,
-                    first_row, rows, first_r, g, num_tokens, X, D, OWN, CHUNK, COPIES,
-                )  # fmt: skip
-                _say_full(row_bars.index(WHICH * 6 + 4))
-                num_own += 1
+        # full when the copies are done and the tensor cores can see them
+        async_copy.commit_group()
+        async_copy.wait_group(0)
+        fence_async_shared()
+        mbarrier.arrive(row_bars.index(WHICH * 2), count=1)

@@ -72,42 +72,59 @@ def step(
 
 
 @gluon.jit
-def weigh_own(
-    score_RK, num_tokens, scale_log2, largest_R, total_R,
-    X: gl.constexpr, OWN: gl.constexpr, KEYS: gl.constexpr, SCORES: gl.constexpr,
-):  # fmt: skip
-    """`weigh` of own tokens, OWN places a beam: a row sees those of its beam that are there."""
-    r_R = gl.arange(0, ROWS, layout=gl.SliceLayout(1, SCORES))
-    key_K = gl.arange(0, KEYS, layout=gl.SliceLayout(0, SCORES))
-    is_own_RK = (r_R[:, None] // X == key_K[None, :] // OWN) & (key_K[None, :] % OWN < num_tokens)
-    score_RK = gl.where(is_own_RK, score_RK, float("-inf"))
-    new_largest_R = gl.maximum(largest_R, gl.max(score_RK, 1) * scale_log2)
-    weight_RK = gl.exp2(score_RK * scale_log2 - new_largest_R[:, None])
-    decay_R = gl.exp2(largest_R - new_largest_R)
-    return weight_RK, decay_R, new_largest_R, total_R * decay_R + gl.sum(weight_RK, 1)
-
-
-@gluon.jit
 def own_weights(
-    q_s, own_k_s, num_tokens, scale_log2,
-    X: gl.constexpr, OWN: gl.constexpr, SUMS: gl.constexpr,
+    q_s, own_k_s, num_tokens, scale_log2, X: gl.constexpr, OWN: gl.constexpr, SUMS: gl.constexpr
 ):  # fmt: skip
-    """Softmax over the own tokens of a warpgroup's rows alone: (weights for a product with their values, largest, total)."""
+    """Softmax over the own tokens of a warpgroup's rows alone: (weights for a product with their values, largest, total).
+
+    OWN places a beam: a row sees those of its beam that are there.
+    """
     KEYS: gl.constexpr = ROWS // X * OWN
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
     rows_of_sums: gl.constexpr = gl.SliceLayout(1, SUMS)
     zero_RK = gl.zeros([ROWS, KEYS], gl.float32, SCORES)
     score_RK = warpgroup_mma(q_s, own_k_s.permute((1, 0)), zero_RK, use_acc=False)
-    nothing_R = gl.full([ROWS], LEAST, gl.float32, gl.SliceLayout(1, SCORES))
-    weight_RK, _decay_R, largest_R, total_R = weigh_own(
-        score_RK, num_tokens, scale_log2, nothing_R, gl.zeros_like(nothing_R), X, OWN, KEYS, SCORES
-    )
+    is_own_RK = _is_own(num_tokens, X, OWN, KEYS, SCORES)
+    score_RK = gl.where(is_own_RK, score_RK, float("-inf"))
+    largest_R = gl.maximum(gl.max(score_RK, 1) * scale_log2, LEAST)
+    weight_RK = gl.exp2(score_RK * scale_log2 - largest_R[:, None])
     return (
         gl.convert_layout(weight_RK.to(q_s.dtype), WEIGHTS),
         gl.convert_layout(largest_R, rows_of_sums),
-        gl.convert_layout(total_R, rows_of_sums),
+        gl.convert_layout(gl.sum(weight_RK, 1), rows_of_sums),
     )
+
+
+@gluon.jit
+def _is_own(
+    num_tokens, X: gl.constexpr, OWN: gl.constexpr, KEYS: gl.constexpr, SCORES: gl.constexpr
+):  # fmt: skip
+    r_R = gl.arange(0, ROWS, layout=gl.SliceLayout(1, SCORES))
+    key_K = gl.arange(0, KEYS, layout=gl.SliceLayout(0, SCORES))
+    return (r_R[:, None] // X == key_K[None, :] // OWN) & (key_K[None, :] % OWN < num_tokens)
+
+
+@gluon.jit
+def keep_to_owners(
+    own_v_s, num_tokens, total_R,
+    X: gl.constexpr, D: gl.constexpr, OWN: gl.constexpr, COPIES: gl.constexpr, SUMS: gl.constexpr,
+):  # fmt: skip
+    """Own values that are not finite become 0, as 0 times them would be NaN in other beams' rows; the totals of those that
+    own them, which are returned, become NaN.
+
+    A warpgroup's threads have to meet before the tensor cores read own_v_s.
+    """
+    KEYS: gl.constexpr = ROWS // X * OWN
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
+    value_KD = own_v_s.load(COPIES).to(gl.float32)
+    is_bad_KD = gl.where(gl.abs(value_KD) < float("inf"), 0, 1)
+    own_v_s.store(gl.where(is_bad_KD > 0, 0.0, value_KD).to(own_v_s.dtype))
+    is_bad_K = gl.convert_layout(gl.max(is_bad_KD, 1), gl.SliceLayout(0, SCORES))
+    is_own_RK = _is_own(num_tokens, X, OWN, KEYS, SCORES)
+    is_bad_R = gl.max(gl.where(is_own_RK, is_bad_K[None, :], 0), 1)
+    is_bad_R = gl.convert_layout(is_bad_R, gl.SliceLayout(1, SUMS))
+    return gl.where(is_bad_R > 0, float("nan"), total_R)
 
 
 @gluon.jit
@@ -119,52 +136,15 @@ def last_values(v_s, v_empty, weight_op, sum_RD):
 
 
 @gluon.jit
-def last_values_and_own(
-    q_s, q_empty, own_k_s, own_v_s, own_k_full, own_k_empty, own_v_full, phase, v_s, v_empty, num_tokens, scale_log2,
-    weight_op, sum_RD, largest_R, total_R,
-    X: gl.constexpr, OWN: gl.constexpr, SUMS: gl.constexpr,
-):  # fmt: skip
-    """Own tokens come after all tiles: their scores, and beside their softmax the weighted values of the last tile.
-
-    Returns (sum, largest, total). Who loads own values is not told: their place is that of the results.
-    """
-    KEYS: gl.constexpr = ROWS // X * OWN
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
-    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
-    rows_of_scores: gl.constexpr = gl.SliceLayout(1, SCORES)
-    rows_of_sums: gl.constexpr = gl.SliceLayout(1, SUMS)
-    mbarrier.wait(own_k_full, phase)
-    zero_RK = gl.zeros([ROWS, KEYS], gl.float32, SCORES)
-    score_token = warpgroup_mma(q_s, own_k_s.permute((1, 0)), zero_RK, use_acc=False, is_async=True)
-    sum_token = warpgroup_mma(weight_op, v_s, sum_RD, is_async=True)
-    score_RK = warpgroup_mma_wait(1, deps=[score_token])
-    mbarrier.arrive(own_k_empty, count=1)
-    mbarrier.arrive(q_empty, count=1)
-    l_R = gl.convert_layout(largest_R, rows_of_scores)
-    t_R = gl.convert_layout(total_R, rows_of_scores)
-    weight_RK, decay_R, l_R, t_R = weigh_own(
-        score_RK, num_tokens, scale_log2, l_R, t_R, X, OWN, KEYS, SCORES
-    )
-    weight_op = gl.convert_layout(weight_RK.to(q_s.dtype), WEIGHTS)
-    mbarrier.wait(own_v_full, phase)
-    sum_RD, t_R = warpgroup_mma_wait(0, deps=[sum_token, t_R])
-    mbarrier.arrive(v_empty, count=1)
-    sum_RD = sum_RD * gl.convert_layout(decay_R, rows_of_sums)[:, None]
-    sum_RD = warpgroup_mma(weight_op, own_v_s, sum_RD)
-    return sum_RD, gl.convert_layout(l_R, rows_of_sums), gl.convert_layout(t_R, rows_of_sums)
-
-
-@gluon.jit
 def attend_tiles(
     q_s, q_empty, k_smem, v_smem, k_full, k_empty, v_full, v_empty, count, rows, length, first_r,
     begin_tile, masked_tile, end_tile, scale_log2, sum_RD, largest_R, total_R,
-    X: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr, TELLS: gl.constexpr,
-    SUMS: gl.constexpr,
+    X: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr, SUMS: gl.constexpr,
 ):  # fmt: skip
     """Take in the key tiles of an item, at least one, the last first: (weights, sum, largest, total).
 
-    The weighted values of the last tile are not in the sum yet: `weights` are for its product. count: tiles before. TELLS:
-    q_empty is told when the last tile has read the queries.
+    The weighted values of the last tile are not in the sum yet: `weights` are for its product. count: tiles before. Causal, as
+    only prefills are, q_empty is told when the last tile has read the queries.
     """
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
@@ -184,7 +164,7 @@ def attend_tiles(
     k_DK = k_smem.index(stage).reshape([KEYS, D]).permute((1, 0))
     score_RK = warpgroup_mma(q_s, k_DK, zero_RK, use_acc=False)
     mbarrier.arrive(k_empty.index(stage), count=1)
-    if TELLS:
+    if IS_CAUSAL:
         mbarrier.arrive(q_empty, count=1, pred=end_tile - begin_tile == 1)
     mbarrier.wait(v_full.index(stage), count // STAGES & 1)
     base = gl.minimum(first, length - KEYS)
@@ -198,12 +178,12 @@ def attend_tiles(
     for i in range(1, num_masked):
         weight_op, sum_RD, l_R, t_R = step(
             q_s, q_empty, i == num_tiles - 1, k_smem, v_smem, k_full, k_empty, v_full, v_empty, count + i, first - i * KEYS, length,
-            visible_R, scale_log2, weight_op, sum_RD, l_R, t_R, D, KEYS, STAGES, True, TELLS, SCORES, SUMS, WEIGHTS,
+            visible_R, scale_log2, weight_op, sum_RD, l_R, t_R, D, KEYS, STAGES, True, IS_CAUSAL, SCORES, SUMS, WEIGHTS,
         )  # fmt: skip
     for i in range(num_masked, num_tiles):
         weight_op, sum_RD, l_R, t_R = step(
             q_s, q_empty, i == num_tiles - 1, k_smem, v_smem, k_full, k_empty, v_full, v_empty, count + i, first - i * KEYS, length,
-            visible_R, scale_log2, weight_op, sum_RD, l_R, t_R, D, KEYS, STAGES, False, TELLS, SCORES, SUMS, WEIGHTS,
+            visible_R, scale_log2, weight_op, sum_RD, l_R, t_R, D, KEYS, STAGES, False, IS_CAUSAL, SCORES, SUMS, WEIGHTS,
         )  # fmt: skip
     largest_R = gl.convert_layout(l_R, rows_of_sums)
     return weight_op, sum_RD, largest_R, gl.convert_layout(t_R, rows_of_sums)
@@ -220,7 +200,7 @@ def store_results(
     out_RD = sum_RD * (1.0 / gl.where(total_R == 0.0, 1.0, total_R))[:, None]
     gdc_launch_dependents()  # a kernel that starts early waits for the results itself
     if not IS_SPLIT:
-        gl.thread_barrier()  # own values were there, and other warps may still read them
+        gl.thread_barrier()  # other warps may still read what was there
         place_s.store(out_RD.to(place_s.dtype))
         gl.thread_barrier()
         r_R = first_r + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LINES))

@@ -1,7 +1,9 @@
 """Attention on NVIDIA's Hopper GPUs (H100, H200) with the kernels for their warpgroups, before that of tiles.
 
 They take what models and caches for this GPU usually have: 16-bit numbers, heads of 64 or 128, whole tiles of 128 keys in a
-page, and enough rows for all cores. Everything else, and the shared stage on its own, is left to `xgr_ops.cuda.attention`.
+page; a prefill with enough rows for all cores, and beams of any number. Everything else, and the shared stage on its own, is left
+to `xgr_ops.cuda.attention`. So are, call by call, beams that may have more own tokens than Q // G: a tile has no room for them,
+and no size that is asked for beforehand says how many there are.
 """
 
 from typing import TYPE_CHECKING
@@ -15,16 +17,25 @@ from xgr_runtime.hal.registry import OpSpec, impl
 from ..triton.history_attention import OwnTokens
 from ..triton.history_attention_kernels import history_attention_kernel
 from .attention import beam_attention_in_tiles
-from .warpgroup_attention import WarpgroupTiles, launch_warpgroup_attention, own_places
+from .warpgroup_attention import (
+    MOST_HISTORIES,
+    WarpgroupTiles,
+    launch_beam_attention,
+    launch_prefill_attention,
+    own_places,
+)
 
 if TYPE_CHECKING:
     import torch
 
 CAPABILITY = "sm_90"  # its instructions exist on no other generation
 NUM_CORES = 132  # of an H100 or H200
-TILES = WarpgroupTiles(keys=128, stages=2, num_cores=NUM_CORES, min_split_keys=1024)
+# Measured on one H200 (bf16, 16 query and 8 KV heads, D 128): of beams over 1,024 tokens parts of 512 keys win up to 128 rows.
+TILES = WarpgroupTiles(
+    keys=128, stages=2, num_cores=NUM_CORES, min_split_keys=512, most_split_items=NUM_CORES // 4
+)
 HEAD_DIMS = (64, 128)
-# Rows times query heads below which most cores have nothing to do, and tiles with more programs a core are faster.
+# Rows of a prefill times query heads below which most cores have nothing to do, and tiles with more programs a core are faster.
 LEAST_ROWS = 64 * 128
 MOST_GROUP = 64  # query heads of a KV head: the rows of one matrix instruction
 
@@ -48,13 +59,20 @@ def _accepts(spec: OpSpec) -> str | None:
         return (
             f"Q // G must be a power of two up to {MOST_GROUP}, got {num_heads} and {num_kv_heads}"
         )
-    num_rows = spec.dims.get("N", spec.dims.get("T", LEAST_ROWS))
-    if num_rows * num_heads < LEAST_ROWS:
-        return f"rows times Q must be at least {LEAST_ROWS}, got {num_rows} and {num_heads}"
     return None
 
 
-@impl(prefill_attention, provider="gluon", device="cuda", accepts=_accepts)
+def _accepts_prefill(spec: OpSpec) -> str | None:
+    num_histories = spec.dims.get("H", 1)
+    if num_histories > MOST_HISTORIES:
+        return f"H must be at most {MOST_HISTORIES}, got {num_histories}"
+    num_rows, num_heads = spec.dims.get("T", LEAST_ROWS), spec.dims.get("Q", 1)
+    if num_rows * num_heads < LEAST_ROWS:
+        return f"rows times Q must be at least {LEAST_ROWS}, got {num_rows} and {num_heads}"
+    return _accepts(spec)
+
+
+@impl(prefill_attention, provider="gluon", device="cuda", accepts=_accepts_prefill)
 def prefill_attention_by_warpgroups(
     q_TQD: "torch.Tensor",
     k_pages: "torch.Tensor",
@@ -69,19 +87,8 @@ def prefill_attention_by_warpgroups(
     kv_lens: tuple[int, ...],
 ) -> "torch.Tensor":
     """Keys behind a tile's last row are not read; the host's numbers are not either."""
-    return launch_warpgroup_attention(
-        q_TQD,
-        k_pages,
-        v_pages,
-        page_table_HP,
-        q_start_H1,
-        kv_len_H,
-        None,
-        scale,
-        max_q,
-        max_kv,
-        True,
-        TILES,
+    return launch_prefill_attention(
+        q_TQD, k_pages, v_pages, page_table_HP, q_start_H1, kv_len_H, scale, TILES
     )
 
 
@@ -102,7 +109,10 @@ def beam_attention_by_warpgroups(
     max_kv: int,
     kv_lens: tuple[int, ...],
 ) -> "torch.Tensor":
-    """One pass: a row's own tokens come first, then the pages. Where a beam may have more than Q // G own tokens tiles do it."""
+    """One pass: a row's own tokens come first, then the pages.
+
+    Where a beam may have more own tokens than Q // G, rounded up to a power of two, `beam_attention_in_tiles` does it.
+    """
     own = OwnTokens(k_rows, v_rows, slot_N, num_tokens)
     group = q_NQD.shape[1] // k_pages.shape[2]
     arrays = (q_NQD, k_pages, v_pages, page_table_HP, row_start_H1, kv_len_H)
@@ -110,4 +120,4 @@ def beam_attention_by_warpgroups(
         return beam_attention_in_tiles(
             *arrays, k_rows, v_rows, slot_N, num_tokens, scale, max_rows, max_kv, kv_lens
         )
-    return launch_warpgroup_attention(*arrays, own, scale, max_rows, max_kv, False, TILES)
+    return launch_beam_attention(*arrays, own, scale, max_rows, max_kv, TILES)

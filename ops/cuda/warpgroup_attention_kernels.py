@@ -1,14 +1,13 @@
-"""Attention over paged histories for NVIDIA's Hopper generation: loading warps, and two warpgroups that compute.
+"""A prefill's attention over paged histories for NVIDIA's Hopper generation: loading warps, and two warpgroups that compute.
 
 The same attention as ops/triton's history_attention_kernels, cut for a chip whose tensor cores take their operands from
 shared memory and work while the threads that started them go on. Written in Gluon, as it needs what Triton's own
 language leaves to the compiler: which warp does what, and what waits for what.
 
 A program is one core's (persistent) and takes items from a list that follows from the lengths in device memory: an item
-is 128 query rows (beams or tokens times the X query heads of a KV head) of one history and one KV head, and a part of
-the keys where the grid would leave cores idle. One warp copies key tiles with the copy engine, as far ahead as there is
-room, over the border of items too. Two warps, one for each warpgroup, copy the queries and the beams' own tokens of the
-next item as soon as there is room. Each warpgroup has 64 of the rows and takes every tile:
+is 128 query rows (tokens times the X query heads of a KV head) of one history and one KV head. One warp copies key tiles
+with the copy engine, as far ahead as there is room, over the border of items too. Two warps, one for each warpgroup, copy
+the queries of the next item as soon as there is room. Each warpgroup has 64 of the rows and takes every tile:
 
     scores of tile j + 1 start | weighted values of tile j start | softmax of j + 1 while the latter still run
 
@@ -17,9 +16,6 @@ so the tensor cores have work while the exponentials are computed, and the two w
 Keys go last tile first, so that all masks (the end of a history, the diagonal of a prefill) are in the first tiles.
 Slots behind a history's end may hold NaN, which no mask keeps out of a product: the last tile is read from further ahead
 so that it ends where the history does; what would lie before its page the copy engine fills with zeros.
-
-The beams' own tokens are a tile of keys as well, those of 64 rows side by side, in which each row sees its beam's. It comes
-last: its values go where the results of the item before were, and are on their way while the other tiles are attended.
 
 Every buffer has a barrier that says it is full and one that says it is empty; both count phases, and whoever waits knows
 from the number of tiles or items before which phase he waits for.
@@ -32,7 +28,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    warpgroup_mma,
 )
 
 from .attention_item_kernels import NUMBERS, read_item, segments
@@ -43,93 +38,55 @@ from .attention_step_kernels import (
     ROWS,
     attend_tiles,
     last_values,
-    last_values_and_own,
-    own_weights,
     store_results,
 )
 
 
 @gluon.jit
 def _compute(
-    out_ptr, lse_ptr, start_ptr, length_ptr, num_rows, num_histories, num_splits, scale, num_tokens,
-    q_smem, own_k_smem, own_v_smem, item_smem, row_bars, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
+    out_ptr, start_ptr, length_ptr, num_rows, num_histories, scale,
+    q_smem, place_smem, item_smem, row_bars, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
     WHICH: gl.constexpr, G: gl.constexpr, X: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
-    IS_SPLIT: gl.constexpr, IS_CAUSAL: gl.constexpr, OWN: gl.constexpr, SEGMENTS: gl.constexpr, WITH_REST: gl.constexpr,
+    SEGMENTS: gl.constexpr,
 ):  # fmt: skip
     """A computing warpgroup: rows WHICH * 64 .. of every item. row_bars: as in `load_rows`."""
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     rows_of_sums: gl.constexpr = gl.SliceLayout(1, SUMS)
     _h, _f, _r, _l, tiles_S = segments(
-        start_ptr, length_ptr, num_rows, num_histories, X, SEGMENTS, WITH_REST, 4
-    )  # fmt: skip
-    num_items = gl.sum(tiles_S, 0) * (G * num_splits)
+        start_ptr, length_ptr, num_rows, num_histories, X, SEGMENTS, 4
+    )
+    num_items = gl.sum(tiles_S, 0) * G
     scale_log2 = scale * LOG2_E
     q_s = q_smem.index(WHICH)
-    own_v_s = own_v_smem.index(WHICH)
-    own_k_s = own_k_smem.index(WHICH)
-    NUM_OWN: gl.constexpr = ROWS // X * OWN
-    BARS: gl.constexpr = WHICH * 6
+    q_empty = row_bars.index(WHICH * 2 + 1)
     count = 0
-    num_own = 0
     for k in range(0, gl.cdiv(num_items, gl.num_programs(0))):
-        mbarrier.wait(row_bars.index(BARS), k & 1)
-        first_row, rows, length, first_r, g, split, begin_tile, masked_tile, end_tile = read_item(
+        mbarrier.wait(row_bars.index(WHICH * 2), k & 1)
+        first_row, rows, length, first_r, g, masked_tile, end_tile = read_item(
             item_smem.index(WHICH)
         )
         largest_R = gl.full([ROWS], LEAST, gl.float32, rows_of_sums)
         total_R = gl.zeros([ROWS], gl.float32, rows_of_sums)
         sum_RD = gl.zeros([ROWS, D], gl.float32, SUMS)
-        if end_tile > begin_tile:
+        if end_tile > 0:
             weight_op, sum_RD, largest_R, total_R = attend_tiles(
-                q_s, row_bars.index(BARS + 1), k_smem, v_smem, k_full, k_empty, v_full, v_empty, count, rows, length, first_r,
-                begin_tile, masked_tile, end_tile, scale_log2, sum_RD, largest_R, total_R,
-                X, D, KEYS, STAGES, IS_CAUSAL, OWN == 0, SUMS,
+                q_s, q_empty, k_smem, v_smem, k_full, k_empty, v_full, v_empty, count, rows, length, first_r,
+                0, masked_tile, end_tile, scale_log2, sum_RD, largest_R, total_R, X, D, KEYS, STAGES, True, SUMS,
             )  # fmt: skip
-            count += end_tile - begin_tile
+            count += end_tile
             last = (count - 1) % STAGES
             v_s = v_smem.index(last).reshape([KEYS, D])
-            if OWN == 0:
-                sum_RD = last_values(v_s, v_empty.index(last), weight_op, sum_RD)
-            elif split > 0:
-                mbarrier.arrive(row_bars.index(BARS + 1), count=1)
-                sum_RD = last_values(v_s, v_empty.index(last), weight_op, sum_RD)
-            else:
-                sum_RD, largest_R, total_R = last_values_and_own(
-                    q_s, row_bars.index(BARS + 1), own_k_s, own_v_s.slice(0, NUM_OWN),
-                    row_bars.index(BARS + 2), row_bars.index(BARS + 3), row_bars.index(BARS + 4), num_own & 1,
-                    v_s, v_empty.index(last), num_tokens, scale_log2, weight_op, sum_RD, largest_R, total_R, X, OWN, SUMS,
-                )  # fmt: skip
-                num_own += 1
+            sum_RD = last_values(v_s, v_empty.index(last), weight_op, sum_RD)
         else:
-            if OWN > 0:  # noqa: SIM102 - a constant of the compiler
-                if split == 0:
-                    mbarrier.wait(row_bars.index(BARS + 2), num_own & 1)
-                    weight_op, largest_R, total_R = own_weights(
-                        q_s, own_k_s, num_tokens, scale_log2, X, OWN, SUMS
-                    )
-                    mbarrier.arrive(row_bars.index(BARS + 3), count=1)
-                    mbarrier.wait(row_bars.index(BARS + 4), num_own & 1)
-                    sum_RD = warpgroup_mma(weight_op, own_v_s.slice(0, NUM_OWN), sum_RD)
-                    num_own += 1
-            mbarrier.arrive(row_bars.index(BARS + 1), count=1)
+            mbarrier.arrive(q_empty, count=1)
         store_results(
-            out_ptr, lse_ptr, own_v_s, sum_RD, largest_R, total_R, first_row, rows, num_rows, first_r, g, split,
-            G, X, D, IS_SPLIT, SUMS,
+            out_ptr, out_ptr, place_smem.index(WHICH), sum_RD, largest_R, total_R, first_row, rows, num_rows, first_r, g, 0,
+            G, X, D, False, SUMS,
         )  # fmt: skip
-        mbarrier.arrive(row_bars.index(BARS + 5), count=1)
 
 
 # A kernel for all batches: what differs between them is no constant of the compiler.
-@gluon.jit(
-    do_not_specialize=[
-        "num_rows",
-        "num_histories",
-        "table_stride",
-        "num_tokens",
-        "num_splits",
-        "scale",
-    ]
-)
+@gluon.jit(do_not_specialize=["num_rows", "num_histories", "table_stride", "scale"])
 def warpgroup_attention_kernel(
     k_desc,
     v_desc,
@@ -138,24 +95,10 @@ def warpgroup_attention_kernel(
     start_ptr,
     length_ptr,
     out_ptr,
-    lse_ptr,
-    k_rows_ptr,
-    v_rows_ptr,
-    slot_ptr,
     num_rows,
     num_histories,
     table_stride,
-    k_slot_stride,
-    v_slot_stride,
-    k_token_stride,
-    v_token_stride,
-    num_tokens,
-    num_splits,
     scale,
-    IS_SPLIT: gl.constexpr,
-    IS_CAUSAL: gl.constexpr,
-    OWN: gl.constexpr,
-    WITH_REST: gl.constexpr,
     G: gl.constexpr,
     X: gl.constexpr,
     D: gl.constexpr,
@@ -164,14 +107,11 @@ def warpgroup_attention_kernel(
     KEYS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """out[n], or with splits out[split, n] and lse[split, n]; OWN: own tokens a beam at most, 0 without."""
+    """out[n], 0 in rows of no history; SEGMENTS: a power of two above the number of histories."""
     dtype: gl.constexpr = k_desc.dtype
     rows_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     q_smem = gl.allocate_shared_memory(dtype, [2, ROWS, D], rows_layout)
-    own_v_smem = gl.allocate_shared_memory(dtype, [2, ROWS, D], rows_layout)
-    own_k_smem = own_v_smem
-    if OWN > 0:
-        own_k_smem = gl.allocate_shared_memory(dtype, [2, ROWS // X * OWN, D], rows_layout)
+    place_smem = gl.allocate_shared_memory(dtype, [2, ROWS, D], rows_layout)
     k_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, KEYS, D], k_desc.layout)
     v_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, KEYS, D], v_desc.layout)
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -181,44 +121,39 @@ def warpgroup_attention_kernel(
     item_smem = gl.allocate_shared_memory(
         gl.int32, [2, NUMBERS], gl.SwizzledSharedLayout(1, 1, 1, [0])
     )
-    row_bars = gl.allocate_shared_memory(gl.int64, [12, 1], mbarrier.MBarrierLayout())
+    row_bars = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
     for s in gl.static_range(STAGES):
         mbarrier.init(k_full.index(s), count=1)
         mbarrier.init(v_full.index(s), count=1)
         mbarrier.init(k_empty.index(s), count=2)
         mbarrier.init(v_empty.index(s), count=2)
-    for s in gl.static_range(12):
+    for s in gl.static_range(4):
         mbarrier.init(row_bars.index(s), count=1)
     fence_async_shared()
 
     gl.warp_specialize(
         [
             (_compute, (
-                out_ptr, lse_ptr, start_ptr, length_ptr, num_rows, num_histories, num_splits, scale,
-                num_tokens, q_smem, own_k_smem, own_v_smem, item_smem, row_bars, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
-                0, G, X, D, KEYS, STAGES, IS_SPLIT, IS_CAUSAL, OWN, SEGMENTS, WITH_REST,
+                out_ptr, start_ptr, length_ptr, num_rows, num_histories, scale,
+                q_smem, place_smem, item_smem, row_bars, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
+                0, G, X, D, KEYS, STAGES, SEGMENTS,
             )),
             (_compute, (
-                out_ptr, lse_ptr, start_ptr, length_ptr, num_rows, num_histories, num_splits, scale,
-                num_tokens, q_smem, own_k_smem, own_v_smem, item_smem, row_bars, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
-                1, G, X, D, KEYS, STAGES, IS_SPLIT, IS_CAUSAL, OWN, SEGMENTS, WITH_REST,
+                out_ptr, start_ptr, length_ptr, num_rows, num_histories, scale,
+                q_smem, place_smem, item_smem, row_bars, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
+                1, G, X, D, KEYS, STAGES, SEGMENTS,
             )),
             (load_tiles, (
-                k_desc, v_desc, table_ptr, start_ptr, length_ptr, num_rows, num_histories, num_splits, table_stride,
-                k_smem, v_smem, k_full, k_empty, v_full, v_empty,
-                G, X, D, PAGE_SIZE, KEYS, STAGES, IS_CAUSAL, SEGMENTS, WITH_REST,
+                k_desc, v_desc, table_ptr, start_ptr, length_ptr, num_rows, num_histories, table_stride,
+                k_smem, v_smem, k_full, k_empty, v_full, v_empty, G, X, D, PAGE_SIZE, KEYS, STAGES, SEGMENTS,
             )),
             (load_rows, (
-                q_ptr, start_ptr, length_ptr, num_rows, num_histories, num_splits,
-                k_rows_ptr, v_rows_ptr, slot_ptr, k_slot_stride, v_slot_stride, k_token_stride, v_token_stride, num_tokens,
-                q_smem, own_k_smem, own_v_smem, item_smem, row_bars,
-                0, G, X, D, KEYS, IS_CAUSAL, OWN, SEGMENTS, WITH_REST,
+                q_ptr, start_ptr, length_ptr, num_rows, num_histories, q_smem, item_smem, row_bars,
+                0, G, X, D, KEYS, SEGMENTS,
             )),
             (load_rows, (
-                q_ptr, start_ptr, length_ptr, num_rows, num_histories, num_splits,
-                k_rows_ptr, v_rows_ptr, slot_ptr, k_slot_stride, v_slot_stride, k_token_stride, v_token_stride, num_tokens,
-                q_smem, own_k_smem, own_v_smem, item_smem, row_bars,
-                1, G, X, D, KEYS, IS_CAUSAL, OWN, SEGMENTS, WITH_REST,
+                q_ptr, start_ptr, length_ptr, num_rows, num_histories, q_smem, item_smem, row_bars,
+                1, G, X, D, KEYS, SEGMENTS,
             )),
         ],
         [4, 1, 1, 1],
