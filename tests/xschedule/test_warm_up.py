@@ -32,7 +32,9 @@ from xgr_runtime.hal.cpu import CpuDevice
 from xgr_runtime.types import RecRequest, Search
 from xgr_runtime.xschedule import progress
 from xgr_runtime.xschedule.batch import Batch, pack_histories
+from xgr_runtime.xschedule.buckets import host_lengths_of
 from xgr_runtime.xschedule.ladder import Ladder
+from xgr_runtime.xschedule.model_runner import Target
 from xgr_runtime.xschedule.results import beam_levels
 
 if TYPE_CHECKING:
@@ -123,6 +125,16 @@ def ladder_of(engine: Engine) -> Ladder:
     return engine.runner.sizes
 
 
+def keys_of(engine: Engine, batch: Batch) -> list[Any]:
+    """Of the segments that the engine would run for a batch in its smallest buckets."""
+    sizes, (group,) = engine.runner.sizes.of(batch), batch.groups
+    loaded = engine.catalogs.by_slot[group.slot_index]
+    target = Target(loaded.slot, loaded.head, loaded.slot_index, group.normalization)
+    lengths = host_lengths_of(batch.histories, sizes.prefill.shared)
+    plan = engine.runner.plan(sizes.prefill, [(sizes.groups[0], target)], lengths)
+    return [segment.key for segment in (plan.prefill, *plan.groups[0])]
+
+
 def test_a_started_engine_has_every_graph_of_its_list(engine: Engine) -> None:
     graphs, ladder = engine.worker.graphs, ladder_of(engine)
     expected = len(list(ladder.prefills()))
@@ -143,12 +155,19 @@ def test_each_bucket_is_captured_by_a_batch_that_it_is_the_smallest_for(
     engine = make_engine(config, StrictDevice())
     ladder = ladder_of(engine)
     loaded = [engine.catalogs.pin(name) for name in CODES]
-    items = engine.warm_up.items(loaded)
-    keys = {segment.key for item in items for segment in item.segments}
+    missing = engine.warm_up.missing(loaded)
+    keys = {key for one in missing for key in one.keys}
     num_rounds = sum(2 * len(list(ladder.rounds(len(codes)))) for codes in CODES.values())
-    assert len(items) == len(keys) == len(list(ladder.prefills())) + num_rounds
-    assert [item.size for item in items] == sorted((i.size for i in items), reverse=True)
-    assert all((item.batch.histories.page_table_HP == 0).all() for item in items)
+    assert len(missing) == len(keys) == len(list(ladder.prefills())) + num_rounds
+    order = [(one.is_last_resort, one.size) for one in missing]
+    assert order == sorted(order, reverse=True)
+    assert sum(one.is_last_resort for one in missing) == 1 + 2 * len(CODES)
+    for one in missing:
+        batch = one.make_batch()
+        assert (batch.histories.page_table_HP == 0).all()
+        assert set(one.keys) <= set(keys_of(engine, batch))
+    for pinned in loaded:
+        engine.catalogs.release(pinned)
     engine.close()
 
 
@@ -211,13 +230,13 @@ def version_config(folder: Path, versions: Versions) -> RuntimeConfig:
     )
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", DEVICES)
 def test_a_swap_within_head_room_captures_nothing(
-    versions_model: Path, versions: Versions, device: str
+    versions_model: Path, versions: Versions, kind: str
 ) -> None:
     """The second slot is captured while its first version is loaded; from then on versions take turns in the two."""
     config = version_config(versions_model, versions)
-    with make_engine(config, strict(device)) as engine:
+    with make_engine(config, strict(kind)) as engine:
         graphs = engine.worker.graphs
         before = graphs.num_captures
         assert_is_version(ask(engine), 1, versions)
@@ -337,7 +356,7 @@ def test_a_capture_that_fails_in_service_leaves_a_version_that_runs(
     with make_engine(version_config(versions_model, versions), StrictDevice()) as engine:
         fail_at(engine, 0, monkeypatch)
         engine.activate_catalog("main", engine.load_catalog("main", versions.path(2)))
-        assert "catalogue main: version v2 runs without graphs" in caplog.messages
+        assert "catalogue main: version v2 lacks graphs" in caplog.messages
         assert_is_version(ask(engine), 2, versions)
         assert engine.worker.graphs.num_eager > 0
 
@@ -388,3 +407,120 @@ def test_progress_is_a_line_now_and_then_elsewhere(
     assert f"of {total}," in lines[0]
     (last,) = [text for text in caplog.messages if "are captured" in text]
     assert f"{total} in all" in last
+
+
+def one_at_a_time(engine: Engine, numbers: range, width: int) -> None:
+    prompt = np.asarray([1, 9, 33], dtype=np.int64)
+    for _ in numbers:
+        search = Search(beam_width=width)
+        engine.recommend([RecRequest("", prompt_token_ids=prompt, searches=(search,))])
+
+
+def test_what_the_device_has_no_room_for_is_padded_to_what_was_captured(
+    versions_model: Path, versions: Versions
+) -> None:
+    """Room for one graph of rounds less than the list has: the smallest rows have none."""
+    config = version_config(versions_model, versions)
+    with make_engine(config, StrictDevice()) as engine:
+        num_graphs, expected = engine.worker.graphs.num_graphs, ask(engine)
+    engine = make_engine(config, StrictDevice())
+    engine.worker.graphs.max_graphs = num_graphs - 1
+    with engine:
+        graphs = engine.worker.graphs
+        assert graphs.num_graphs == num_graphs - 1
+        one_at_a_time(engine, range(2), 8)
+        assert_is_version(ask(engine), 1, versions)
+        assert ask(engine).item_ids.tolist() == expected.item_ids.tolist()
+        assert (graphs.num_eager, graphs.num_captures) == (0, num_graphs - 1)
+
+
+def test_captures_that_failed_in_service_are_tried_again_when_a_version_is_activated(
+    versions_model: Path, versions: Versions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with make_engine(version_config(versions_model, versions), StrictDevice()) as engine:
+        graphs = engine.worker.graphs
+        with monkeypatch.context() as patch:
+            fail_at(engine, 1, patch)
+            version = engine.load_catalog("main", versions.path(2))
+        assert graphs.num_graphs == 4, "one of two"
+        engine.activate_catalog("main", version)
+        assert graphs.num_graphs == 5
+        assert_is_version(ask(engine), 2, versions)
+        assert (graphs.num_eager, graphs.dropped_slots) == (0, set())
+
+
+def test_a_version_loaded_before_the_start_has_its_graphs_too(
+    versions_model: Path, versions: Versions
+) -> None:
+    engine = make_engine(version_config(versions_model, versions), StrictDevice())
+    version = engine.load_catalog("main", versions.path(2))
+    with engine:
+        num_captures = engine.worker.graphs.num_captures
+        engine.activate_catalog("main", version)
+        assert_is_version(ask(engine), 2, versions)
+        graphs = engine.worker.graphs
+        assert (graphs.num_captures, graphs.num_eager) == (num_captures, 0)
+
+
+def test_a_slot_that_is_being_activated_makes_no_room_for_others(
+    versions_model: Path, versions: Versions
+) -> None:
+    config = version_config(versions_model, versions)
+    config = replace(config, cache=replace(config.cache, catalog_slots=3))
+    device = StrictDevice()
+    device.max_graphs = 5
+    with make_engine(config, device) as engine:
+        engine.load_catalog("main", versions.path(2))
+        loaded = engine.catalogs.pin("main", "v2")
+        with engine.warm_up.keeping(loaded.slot_index) as has_gaps:
+            assert not has_gaps
+            engine.load_catalog("main", versions.path(3))
+            assert loaded.slot_index not in engine.worker.graphs.dropped_slots
+        engine.catalogs.release(loaded)
+        engine.catalogs.retire("main", "v3")
+        engine.load_catalog("main", versions.path(4))
+        with engine.warm_up.keeping(loaded.slot_index) as has_gaps:
+            assert has_gaps, "nobody kept it this time"
+
+
+def test_normalisations_without_graphs_have_run_when_an_engine_has_started(
+    config: RuntimeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the smallest and in the largest bucket of each catalogue; what is listed is captured instead."""
+    engine = make_engine(config, StrictDevice())
+    run, seen = engine.worker.run, list[tuple[int, int]]()
+
+    def recorded(batch: Batch) -> Any:
+        (group,) = batch.groups
+        if group.normalization == "valid":
+            seen.append((group.slot_index, int(group.widths_SL[:, 0].sum())))
+        return run(batch)
+
+    monkeypatch.setattr(engine.warm_up, "_run", recorded)
+    with engine:
+        assert engine.worker.graphs.num_eager == 0
+    assert sorted(seen) == [(0, 32), (0, 128), (1, 32), (1, 128)]
+
+
+@pytest.mark.parametrize("kind", DEVICES)
+@pytest.mark.parametrize(("tokens", "rows"), [(64, 4), (32, 64)])
+def test_more_histories_than_a_batch_has_room_for_are_no_obstacle(
+    config: RuntimeConfig, kind: str, tokens: int, rows: int
+) -> None:
+    scheduler = replace(
+        config.scheduler, max_batch_histories=64, max_batch_tokens=tokens, max_batch_rows=rows
+    )
+    width = min(rows, 4)
+    config = replace(
+        config,
+        limits=LimitsConfig(max_prompt_tokens=32, max_beam_width=width),
+        search=replace(config.search, beam_width=width),
+        scheduler=scheduler,
+        buckets=BucketsConfig(histories=(40,), normalizations=()),
+    )
+    with make_engine(config, strict(kind)) as engine:
+        prompt = np.asarray([1, 9], dtype=np.int64)
+        search = Search(catalog="flat", beam_width=1)
+        requests = [RecRequest("", prompt_token_ids=prompt, searches=(search,)) for _ in range(70)]
+        assert all(result.results[0].status == "ok" for result in engine.recommend(requests))
+        assert engine.worker.graphs.num_eager == 0

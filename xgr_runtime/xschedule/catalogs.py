@@ -187,6 +187,14 @@ class CatalogStore:
             loaded.num_pins += 1
             return loaded
 
+    def pin_all(self) -> list[LoadedCatalog]:
+        """Every loaded version, each kept until `release`."""
+        with self._lock:
+            found = list(self.by_slot.values())
+            for loaded in found:
+                loaded.num_pins += 1
+            return found
+
     def release(self, loaded: LoadedCatalog) -> None:
         """Give back a pin."""
         with self._lock:

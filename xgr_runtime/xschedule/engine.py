@@ -98,7 +98,7 @@ class Engine(EngineLoop):
         self._thread.start()
         prompt = np.zeros(1, dtype=np.int64)
         try:
-            self._capture([self.catalogs.pin(name) for name in self.config.catalogs], is_first=True)
+            self._capture(self.catalogs.pin_all(), is_first=True)
             for name in self.config.catalogs:
                 search = Search(catalog=name)
                 self.recommend([RecRequest("warm-up", prompt_token_ids=prompt, searches=(search,))])
@@ -181,7 +181,8 @@ class Engine(EngineLoop):
     def load_catalog(self, name: str, path: str) -> str:
         """Load a compiled catalogue beside the running version; returns its version. A bad file changes nothing.
 
-        Where its slot is new, its graphs are captured between batches before this returns.
+        Where its slot is new, its graphs are captured between batches before this returns. Raises EngineClosed when the engine
+        ends meanwhile.
         """
         version = self.catalogs.load(name, path, self.runner.capacities.num_levels)
         logger.info("catalogue %s: loaded version %s from %s", name, version, path)
@@ -189,13 +190,19 @@ class Engine(EngineLoop):
         return version
 
     def _capture_for(self, name: str, version: str) -> None:
-        """Capture what a version lacks, beside traffic. One for which that fails runs op by op, which the log says."""
+        """Capture what a version lacks, beside traffic. One for which that fails runs with those that it has, op by op where
+        it has none, which the log says; they are tried again when it is activated.
+
+        Raises EngineClosed when the engine ends meanwhile.
+        """
         try:
             self._capture([self.catalogs.pin(name, version)])
-        except (NotFound, EngineClosed):  # unknown, or retired or closed meanwhile
+        except NotFound:  # unknown, or retired meanwhile
             return
+        except EngineClosed:
+            raise
         except Exception:
-            logger.exception("catalogue %s: version %s runs without graphs", name, version)
+            logger.exception("catalogue %s: version %s lacks graphs", name, version)
 
     def _capture(self, pinned: Sequence[LoadedCatalog], *, is_first: bool = False) -> None:
         """Have the loop capture what is missing for these versions, and wait for it. Raises what that has raised."""
@@ -213,11 +220,18 @@ class Engine(EngineLoop):
     def activate_catalog(self, name: str, version: str) -> str:
         """Use a loaded version for new requests; the version before, which is returned, stays loaded for a roll-back.
 
-        Raises NotFound.
+        Graphs that it lacks, since they had to make room or could not be captured, are captured before. Raises NotFound,
+        EngineClosed.
         """
-        if self.warm_up.has_gaps:
-            self._capture_for(name, version)
-        before = self.catalogs.activate(name, version)
+        loaded = self.catalogs.pin(name, version)
+        try:
+            # Kept until it is active: another load may ask for room meanwhile.
+            with self.warm_up.keeping(loaded.slot_index) as has_gaps:
+                if has_gaps:
+                    self._capture_for(name, version)
+                before = self.catalogs.activate(name, version)
+        finally:
+            self.catalogs.release(loaded)
         logger.info("catalogue %s: version %s is active", name, version)
         return before
 

@@ -8,7 +8,7 @@ host between segments.
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Container, Hashable, Iterator, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -68,7 +68,7 @@ class GraphRunner:
     opens and closes belong to one thread; `drop_slot` may be called from any.
 
     num_bytes: of the device's memory that captures have taken, as whoever had them made has counted. dropped_slots: those that
-    `make_room` took graphs from.
+    `make_room` took graphs from, or whose captures failed.
 
     max_graphs: None for as many as the device allows. is_allowed: whether to capture where the device can.
     """
@@ -78,7 +78,7 @@ class GraphRunner:
     ) -> None:
         self._device = device
         self.max_graphs = device.max_graphs if max_graphs is None else max_graphs
-        self.is_capturing = device.is_capturing_supported and is_allowed
+        self.is_capturing = device.is_capturing_supported and is_allowed and self.max_graphs > 0
         self._graphs: OrderedDict[Hashable, _Captured] = OrderedDict()
         self._lock = threading.Lock()
         self._wanted: Callable[[Segment], bool] | None = _everything
@@ -106,10 +106,15 @@ class GraphRunner:
         finally:
             self._wanted = before
 
-    def has_all(self, segments: Sequence[Segment]) -> bool:
-        """Whether each of them has a graph, or never gets one."""
+    @property
+    def is_closed(self) -> bool:
+        """Whether graphs are replayed and none is captured."""
+        return self.is_capturing and self._wanted is None
+
+    def has_all(self, keys: Iterable[Hashable]) -> bool:
+        """Whether each of those segments has a graph."""
         with self._lock:
-            return all(segment.is_eager or segment.key in self._graphs for segment in segments)
+            return all(key in self._graphs for key in keys)
 
     def run(self, segments: Sequence[Segment]) -> list[Timer]:
         """Run or replay one part of a plan: the prefill, or all rounds of a group. Returns the timers it records into.

@@ -1,7 +1,7 @@
 """The ladder of buckets that graphs are captured for: a short list, fixed when the engine starts.
 
 A batch is padded to the smallest rung that holds it, so that no batch within the limits ever needs a graph that is not
-there. What costs time is exact or nearly so: new tokens and rows, which every product runs over. What only bounds a
+there; where the device had no room for some of the list, or a capture failed, to the smallest one that was captured. What costs time is exact or nearly so: new tokens and rows, which every product runs over. What only bounds a
 loop has one size or few, since each size multiplies the graphs: page tables have full width, and new tokens, rows and
 tokens of one history are bounded by what there may be at most, as kernels read the true lengths on the device.
 
@@ -14,9 +14,10 @@ most rows: such a ladder has fewer sizes of rows, more of histories, and for eac
 rows in any shares. Its prefill is not captured and fits closely.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from xgr_runtime.config import RuntimeConfig
 from xgr_runtime.errors import ConfigError
@@ -39,6 +40,8 @@ _TOKEN_STEPS, _ROW_STEPS = 4, 2
 _FEW_ROWS = 256  # padding each history to so many costs little
 _ALMOST = 0.95  # a size of ours that near below the largest one is left out
 
+_Bucket = TypeVar("_Bucket")
+
 
 @dataclass(frozen=True)
 class Rung:
@@ -53,6 +56,18 @@ class Rung:
     rows: tuple[tuple[int, int], ...]
 
 
+class Captured(Protocol):
+    """What graphs there are."""
+
+    def has_prefill(self, bucket: PrefillBucket) -> bool:
+        """Whether a prefill of that bucket is replayed, or never would be."""
+        ...
+
+    def has_rounds(self, shared: SharedBucket, group: SearchGroup, bucket: RoundsBucket) -> bool:
+        """Whether all rounds of a group are."""
+        ...
+
+
 @dataclass(frozen=True)
 class Ladder:
     """rungs: by ascending num_histories; the last one holds every batch. history_tokens: bounds of a history's length."""
@@ -61,18 +76,46 @@ class Ladder:
     rungs: tuple[Rung, ...]
     history_tokens: tuple[int, ...]
 
-    def of(self, batch: Batch) -> BatchBuckets:
-        """The smallest buckets that hold `batch`."""
+    def of(self, batch: Batch, captured: Captured | None = None) -> BatchBuckets:
+        """The smallest buckets that hold `batch`.
+
+        captured: what there are graphs for, None where every bucket is as good. Of the buckets that hold the batch those
+        with most parts that have graphs, and the smallest of these: padding costs less than running op by op.
+        """
         largest = max(batch.num_histories, *(group.num_searches for group in batch.groups))
-        for rung in self.rungs:
-            if rung.num_histories < largest:
+        longest = int(batch.histories.kv_lens_H.max())
+        needs = [_Need.of(group) for group in batch.groups]
+        best, most = None, -1
+        for shared, rung in self._all_that_hold(largest, longest):
+            prefill = _first(
+                self._prefills(rung, shared, batch), captured.has_prefill if captured else None
+            )
+            groups = [
+                _first(
+                    need.buckets(rung),
+                    partial(captured.has_rounds, shared, need.group) if captured else None,
+                )
+                for need in needs
+            ]
+            found = [one for one in groups if one is not None]
+            if prefill is None or len(found) < len(groups):
                 continue
-            shared = self._shared(rung, int(batch.histories.kv_lens_H.max()))
-            prefill = self._prefill(rung, shared, batch)
-            groups = [_hold(rung, group) for group in batch.groups]
-            if prefill is not None and None not in groups:
-                return BatchBuckets(prefill, tuple(group for group in groups if group is not None))
-        raise AssertionError(f"no bucket holds batch {batch.batch_id}: it is beyond the limits")
+            number = prefill[1] + sum(has_graph for _, has_graph in found)
+            if number > most:
+                best, most = BatchBuckets(prefill[0], tuple(one for one, _ in found)), number
+            if most == 1 + len(found):
+                break
+        if best is None:
+            raise AssertionError(f"no bucket holds batch {batch.batch_id}: it is beyond the limits")
+        return best
+
+    def _all_that_hold(self, largest: int, longest: int) -> Iterator[tuple[SharedBucket, Rung]]:
+        """By ascending sizes, what holds so many histories of so many tokens."""
+        for rung in self.rungs:
+            if rung.num_histories >= largest:
+                for shared in self._all_shared(rung):
+                    if shared.max_kv >= longest:
+                        yield shared, rung
 
     def padded_histories(self, num_histories: int) -> int:
         """The histories of the rung that holds so many; as many where none does."""
@@ -80,14 +123,14 @@ class Ladder:
         return min(sizes, default=num_histories)
 
     def prefills(self) -> Iterator[PrefillBucket]:
-        """Every bucket that a prefill is captured for."""
+        """Every bucket that a prefill is captured for, the one that holds every batch last."""
         for rung in self.rungs:
             for num_tokens in rung.tokens:
                 for shared in self._all_shared(rung)[-1:]:
                     yield self._prefill_bucket(num_tokens, shared)
 
     def rounds(self, num_levels: int) -> Iterator[tuple[SharedBucket, RoundsBucket]]:
-        """Every bucket that rounds over a catalogue of so many levels are captured for."""
+        """Every bucket that rounds over a catalogue of so many levels are captured for, the one that holds every batch last."""
         for rung in self.rungs:
             for shared in self._all_shared(rung):
                 for rows, max_rows in rung.rows:
@@ -109,31 +152,53 @@ class Ladder:
             },
         }
 
-    def _shared(self, rung: Rung, longest: int) -> SharedBucket:
-        max_kv = next(size for size in self.history_tokens if size >= longest)
-        return SharedBucket(rung.num_histories, max_kv, self.capacities.num_pages_per_history)
-
     def _all_shared(self, rung: Rung) -> list[SharedBucket]:
-        return [self._shared(rung, max_kv) for max_kv in self.history_tokens]
+        num_pages = self.capacities.num_pages_per_history
+        return [SharedBucket(rung.num_histories, size, num_pages) for size in self.history_tokens]
 
-    def _prefill(self, rung: Rung, shared: SharedBucket, batch: Batch) -> PrefillBucket | None:
+    def _prefills(self, rung: Rung, shared: SharedBucket, batch: Batch) -> Iterator[PrefillBucket]:
+        """Those that hold a batch, ascending."""
         if not rung.tokens:
-            return close_prefill_bucket(batch.histories, self.capacities, shared)
+            yield close_prefill_bucket(batch.histories, self.capacities, shared)
         needed = batch.histories.num_scheduled_tokens
-        sizes = [size for size in rung.tokens if size >= needed]
-        return self._prefill_bucket(sizes[0], shared) if sizes else None
+        for size in rung.tokens:
+            if size >= needed:
+                yield self._prefill_bucket(size, shared)
 
     def _prefill_bucket(self, num_tokens: int, shared: SharedBucket) -> PrefillBucket:
         longest = self.capacities.max_history_tokens
         return PrefillBucket(num_tokens, min(num_tokens, longest), longest, shared)
 
 
-def _hold(rung: Rung, group: SearchGroup) -> RoundsBucket | None:
-    needed, most = int(group.widths_SL.sum(axis=0).max()), max(most_rows_L(group))
-    for rows, max_rows in rung.rows:
-        if rows >= needed and max_rows >= most:
-            return _rounds_bucket(rung.num_histories, rows, max_rows, group.num_levels)
-    return None
+@dataclass(frozen=True)
+class _Need:
+    """rows: of the widest level of a group. most: of one history."""
+
+    group: SearchGroup
+    rows: int
+    most: int
+
+    @classmethod
+    def of(cls, group: SearchGroup) -> "_Need":
+        return cls(group, int(group.widths_SL.sum(axis=0).max()), max(most_rows_L(group)))
+
+    def buckets(self, rung: Rung) -> Iterator[RoundsBucket]:
+        """Those of a rung that hold the group, ascending."""
+        for rows, max_rows in rung.rows:
+            if rows >= self.rows and max_rows >= self.most:
+                yield _rounds_bucket(rung.num_histories, rows, max_rows, self.group.num_levels)
+
+
+def _first(
+    sizes: Iterator[_Bucket], has_graph: Callable[[_Bucket], bool] | None
+) -> tuple[_Bucket, bool] | None:
+    """The smallest bucket that has a graph, else the smallest; whether it has one. None where there is none."""
+    smallest: _Bucket | None = None
+    for one in sizes:
+        if has_graph is None or has_graph(one):
+            return one, True
+        smallest = smallest or one
+    return None if smallest is None else (smallest, False)
 
 
 def _rounds_bucket(num_searches: int, rows: int, max_rows: int, num_levels: int) -> RoundsBucket:
@@ -162,10 +227,10 @@ def ladder_of(config: RuntimeConfig, capacities: Capacities, device: Device) -> 
         if num_graphs <= device.max_graphs or not options.at_start:
             return found
     assert found is not None
-    if options.rows or options.histories or options.tokens:
+    if options.rows or options.histories or options.tokens or options.history_tokens:
         raise ConfigError(
             f"the sizes of buckets need {num_graphs} graphs, and {device.name} holds at most {device.max_graphs}; shorten "
-            "buckets.rows, buckets.histories, buckets.tokens or buckets.normalizations"
+            "buckets.rows, buckets.histories, buckets.tokens, buckets.history_tokens or buckets.normalizations"
         )
     return found
 

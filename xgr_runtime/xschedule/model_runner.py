@@ -5,7 +5,7 @@ and moves the beams' own KV to the children, so that the next step finds each ro
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -161,16 +161,15 @@ class ModelRunner:
         shared = bucket.shared
         sizes = {"T": tokens, "N": tokens, "H": shared.num_histories}
         ops = self.bind({**sizes, "max_q": bucket.max_q, "max_kv": bucket.max_kv})
-        # Of the histories' sizes a prefill depends on their number and on its own bound of their lengths alone.
-        key = ("prefill", tokens, bucket.max_q, bucket.max_kv, shared.num_histories)
         return Segment(
             "prefill",
-            (*key, shared.num_pages),
+            prefill_key(bucket),
             partial(self._prefill, ops, bucket, lengths),
             self._device.timer(),
             PREFILL_POINTS,
             lengths.kv_lens,
             is_eager=not self._device.is_prefill_captured,
+            captured_by="the device would have to have room for the graphs of all buckets",
         )
 
     def _rounds_segments(
@@ -181,24 +180,16 @@ class ModelRunner:
         kv_lens: tuple[int, ...],
     ) -> tuple[Segment, ...]:
         views = self.inputs.shared_view(shared), self.inputs.group_view(bucket, shared)
-        all_levels = range(len(bucket.rows))
-        parts = [all_levels]
-        if self._device.is_graph_per_round:
-            parts = [range(level, level + 1) for level in all_levels]
         segments = []
-        for part in parts:
-            name = f"rounds[{part.start}:{part.stop}]"
-            # Round 0 scores what the prefill left: it depends on no sizes of the histories.
-            read = shared if part.stop > 1 else None
-            dims = _rounds_dims(bucket, part, read)
+        for part in self._parts(bucket):
+            dims = _rounds_dims(bucket, part, _read_by(part, shared))
             rounds = _Rounds(shared, bucket, target, self.bind(dims), *views, kv_lens)
-            key = (name, target.slot_index, target.normalization, read, bucket.read_by(part))
             marks = RoundMarks(self._device.timer())
             body = partial(self._rounds, rounds, part, marks)
             segments.append(
                 Segment(
-                    name,
-                    key,
+                    _name(part),
+                    _rounds_key(part, shared, bucket, target.slot_index, target.normalization),
                     body,
                     marks.timer,
                     marks.points(part),
@@ -210,6 +201,26 @@ class ModelRunner:
                 )
             )
         return tuple(segments)
+
+    def _parts(self, bucket: RoundsBucket) -> list[range]:
+        """The rounds of each graph."""
+        levels = range(len(bucket.rows))
+        if not self._device.is_graph_per_round:
+            return [levels]
+        return [range(level, level + 1) for level in levels]
+
+    def rounds_keys(
+        self,
+        shared: SharedBucket,
+        bucket: RoundsBucket,
+        slot_index: int,
+        normalization: Normalization,
+    ) -> tuple[Hashable, ...]:
+        """Those of the segments that the rounds of a group would be, without making them."""
+        return tuple(
+            _rounds_key(part, shared, bucket, slot_index, normalization)
+            for part in self._parts(bucket)
+        )
 
     def _rounds(self, rounds: _Rounds, levels: range, marks: RoundMarks) -> None:
         for level in levels:
@@ -307,6 +318,33 @@ class ModelRunner:
         if level == 1:
             return rounds.group.first_slot_N
         return self.state.slots_2N[(level + 1) % 2][: rounds.bucket.rows[level - 1]]
+
+
+def prefill_key(bucket: PrefillBucket) -> Hashable:
+    """Of the histories' sizes a prefill depends on their number and on its own bound of their lengths alone."""
+    shared = bucket.shared
+    sizes = (bucket.num_tokens, bucket.max_q, bucket.max_kv)
+    return ("prefill", *sizes, shared.num_histories, shared.num_pages)
+
+
+def _rounds_key(
+    part: range,
+    shared: SharedBucket,
+    bucket: RoundsBucket,
+    slot_index: int,
+    normalization: Normalization,
+) -> Hashable:
+    read = _read_by(part, shared)
+    return (_name(part), slot_index, normalization, read, bucket.read_by(part))
+
+
+def _name(part: range) -> str:
+    return f"rounds[{part.start}:{part.stop}]"
+
+
+def _read_by(part: range, shared: SharedBucket) -> SharedBucket | None:
+    """Round 0 scores what the prefill left: it depends on no sizes of the histories."""
+    return shared if part.stop > 1 else None
 
 
 def _rounds_dims(bucket: RoundsBucket, part: range, shared: SharedBucket | None) -> dict[str, int]:

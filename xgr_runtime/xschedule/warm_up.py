@@ -6,14 +6,19 @@ whatever runs afterwards has run once, kernels are compiled, and a bucket that c
 lie in the null page, so that nothing that is cached or searched is touched; only the thread that runs batches may do it, with
 no batch on the way. The largest bucket comes first, since all graphs share one pool and a smaller one then fits into what a
 larger one needed.
+
+Normalisations that are not listed get no graphs. They run once all the same for each new slot, op by op in the smallest and
+in the largest bucket, so that their kernels are compiled before somebody asks for them.
 """
 
 import logging
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -21,7 +26,7 @@ from xgr_runtime.config import RuntimeConfig
 from xgr_runtime.errors import DeviceLost
 from xgr_runtime.hal.device import Device
 from xgr_runtime.kvcache.allocator import NULL_PAGE, num_pages_of
-from xgr_runtime.types import Normalization
+from xgr_runtime.types import NORMALIZATIONS, Normalization
 from xgr_runtime.xschedule.batch import (
     Batch,
     PackedHistories,
@@ -29,33 +34,39 @@ from xgr_runtime.xschedule.batch import (
     SearchGroup,
     pack_histories,
 )
-from xgr_runtime.xschedule.buckets import PrefillBucket, RoundsBucket, SharedBucket, host_lengths_of
+from xgr_runtime.xschedule.buckets import PrefillBucket, RoundsBucket, SharedBucket
 from xgr_runtime.xschedule.catalogs import LoadedCatalog
-from xgr_runtime.xschedule.graph_runner import GraphRunner, Segment
+from xgr_runtime.xschedule.graph_runner import GraphRunner
 from xgr_runtime.xschedule.ladder import Ladder, captured_normalizations
-from xgr_runtime.xschedule.model_runner import ModelRunner, Target
+from xgr_runtime.xschedule.model_runner import ModelRunner, prefill_key
 from xgr_runtime.xschedule.progress import Progress
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Item:
-    """One bucket to capture. size: tokens or rows. segments: what is captured of the batch that is run for it."""
+class Missing:
+    """One bucket to capture.
+
+    size: tokens or rows. is_last_resort: whether it holds every batch. keys: of the segments that are captured of the batch that
+    is run for it.
+    """
 
     name: str
     size: int
-    batch: Batch
-    segments: tuple[Segment, ...]
+    is_last_resort: bool
+    keys: tuple[Hashable, ...]
+    make_batch: Callable[[], Batch]
 
 
 @dataclass
 class _Ask:
-    """items, progress and taken_bytes: of the device before, once the running thread has begun."""
+    """Once the running thread has begun: what is missing, what is only run, how far it is, and what the device had taken before."""
 
     catalogs: Sequence[LoadedCatalog]
     future: "Future[None]" = field(default_factory=Future)
-    items: deque[Item] = field(default_factory=deque)
+    missing: deque[Missing] = field(default_factory=deque)
+    unlisted: deque[Batch] = field(default_factory=deque)
     progress: Progress | None = None
     taken_bytes: int = 0
 
@@ -82,6 +93,9 @@ class WarmUp:
         self._is_wanted = graphs.is_capturing and config.buckets.at_start
         self._lock = threading.Lock()
         self._asks: deque[_Ask] = deque()
+        self._room_lock = threading.Lock()
+        self._kept_slots = Counter[int]()  # not active yet
+        self._run_slots: set[int] = set()  # whose unlisted normalisations have run
 
     @property
     def is_pending(self) -> bool:
@@ -99,10 +113,21 @@ class WarmUp:
             logger.info("graphs of normalisations %s", ", ".join(self._normalizations))
         return self.ask(catalogs)
 
-    @property
-    def has_gaps(self) -> bool:
-        """Whether graphs of some loaded version had to make room for others: they are captured anew before it is active."""
-        return bool(self._graphs.dropped_slots)
+    @contextmanager
+    def keeping(self, slot_index: int) -> Iterator[bool]:
+        """While it lasts, graphs of that slot make no room for others.
+
+        Gives whether some of them had to before, or could not be captured: then they are to be captured anew.
+        """
+        with self._room_lock:
+            self._kept_slots[slot_index] += 1
+            has_gaps = slot_index in self._graphs.dropped_slots
+        try:
+            yield has_gaps
+        finally:
+            with self._room_lock:
+                self._kept_slots[slot_index] -= 1
+                self._kept_slots += Counter()  # without those of none
 
     def ask(self, catalogs: Sequence[LoadedCatalog]) -> "Future[None]":
         """Have every graph that is missing for these versions captured, which the caller keeps pinned until it is done.
@@ -142,18 +167,22 @@ class WarmUp:
 
     def _step(self, ask: _Ask) -> None:
         if ask.progress is None:
-            ask.items = self._that_fit(ask)
-            ask.progress = Progress("capturing graphs", len(ask.items))
+            ask.missing = self._that_fit(ask)
+            ask.unlisted = deque(self._unlisted(ask.catalogs))
+            ask.progress = Progress("capturing graphs", len(ask.missing))
             ask.taken_bytes = self._device.memory().taken_bytes
-        if not ask.items:
+        if ask.missing:
+            one = ask.missing.popleft()
+            ask.progress.step(one.name)
+            with self._graphs.opened(lambda segment: segment.key in one.keys):
+                self._run(one.make_batch())
+        elif ask.unlisted:
+            with self._graphs.opened(lambda segment: False):
+                self._run(ask.unlisted.popleft())
+        else:
+            self._run_slots |= _slots_of(ask)
             self._note_done(ask, ask.progress)
             self._finish(ask, None)
-            return
-        item = ask.items.popleft()
-        ask.progress.step(item.name)
-        keys = {segment.key for segment in item.segments}
-        with self._graphs.opened(lambda segment: segment.key in keys):
-            self._run(item.batch)
 
     def _finish(self, ask: _Ask, error: Exception | None) -> None:
         with self._lock:
@@ -163,26 +192,29 @@ class WarmUp:
             ask.progress.finish()
         if error is None:
             ask.future.set_result(None)
-        else:
-            ask.future.set_exception(error)
+            return
+        with self._room_lock:
+            self._graphs.dropped_slots |= _slots_of(ask)
+        ask.future.set_exception(error)
 
-    def _that_fit(self, ask: _Ask) -> deque[Item]:
+    def _that_fit(self, ask: _Ask) -> deque[Missing]:
         """What is missing for an ask, as far as the device holds more graphs, the largest first."""
-        items = deque(self.items(ask.catalogs))
-        number = sum(len(item.segments) for item in items)
-        keep = self._active_slots() | {one.slot_index for one in ask.catalogs}
-        room = self._graphs.make_room(number, keep)
-        self._graphs.dropped_slots -= {one.slot_index for one in ask.catalogs}
+        found = deque(self.missing(ask.catalogs))
+        number = sum(len(one.keys) for one in found)
+        with self._room_lock:
+            keep = self._active_slots() | _slots_of(ask) | self._kept_slots.keys()
+            room = self._graphs.make_room(number, keep)
+            self._graphs.dropped_slots -= _slots_of(ask)
         if number > room:
             logger.warning(
-                "%d more graphs do not fit the device, which holds at most %d: the smallest buckets run op by op, slower; shorten "
+                "%d more graphs do not fit the device, which holds at most %d: the smallest buckets are padded to larger ones; shorten "
                 "buckets.rows or buckets.normalizations, or lower cache.catalog_slots",
                 number - room,
                 self._graphs.max_graphs,
             )
         while number > room:
-            number -= len(items.pop().segments)
-        return items
+            number -= len(found.pop().keys)
+        return found
 
     def _note_done(self, ask: _Ask, progress: Progress) -> None:
         taken = self._device.memory().taken_bytes - ask.taken_bytes
@@ -195,43 +227,58 @@ class WarmUp:
             max(0, taken) >> 20,
         )
 
-    def items(self, catalogs: Sequence[LoadedCatalog]) -> list[Item]:
-        """What is missing for these versions, the largest first. On the thread that runs batches."""
+    def missing(self, catalogs: Sequence[LoadedCatalog]) -> list[Missing]:
+        """What has no graph yet for these versions: what holds every batch, then the largest first. On the thread that runs batches."""
         ladder = self._runner.sizes
         if not isinstance(ladder, Ladder) or not catalogs:
             return []
-        found = list(self._rounds(ladder, catalogs))
-        found += [self._prefill(bucket, ladder, catalogs[0]) for bucket in ladder.prefills()]
-        missing = [item for item in found if not self._graphs.has_all(item.segments)]
-        return sorted(missing, key=lambda item: item.size, reverse=True)
+        found = [*self._rounds(ladder, catalogs), *self._prefills(ladder, catalogs[0])]
+        missing = [one for one in found if not self._graphs.has_all(one.keys)]
+        return sorted(missing, key=lambda one: (one.is_last_resort, one.size), reverse=True)
 
-    def _rounds(self, ladder: Ladder, catalogs: Sequence[LoadedCatalog]) -> Iterator[Item]:
+    def _rounds(self, ladder: Ladder, catalogs: Sequence[LoadedCatalog]) -> Iterator[Missing]:
         for loaded in catalogs:
-            for shared, bucket in ladder.rounds(loaded.catalog.num_levels):
+            sizes = list(ladder.rounds(loaded.catalog.num_levels))
+            for shared, bucket in sizes:
                 for normalization in self._normalizations:
-                    batch = self._rounds_batch(ladder, shared, bucket, loaded, normalization)
-                    target = Target(loaded.slot, loaded.head, loaded.slot_index, normalization)
-                    most = bucket.max_rows[0]
-                    name = f"{bucket.rows[0]} rows ({most} of one history), {shared.num_histories} histories, {normalization}"
-                    yield self._item(name, bucket.rows[0], batch, target, is_prefill=False)
+                    rows, most = bucket.rows[0], bucket.max_rows[0]
+                    name = f"{rows} rows ({most} of one history), {shared.num_histories} histories, {normalization}"
+                    keys = self._runner.rounds_keys(
+                        shared, bucket, loaded.slot_index, normalization
+                    )
+                    make = partial(
+                        self._rounds_batch, ladder, shared, bucket, loaded, normalization
+                    )
+                    yield Missing(name, rows, (shared, bucket) == sizes[-1], keys, make)
 
-    def _prefill(self, bucket: PrefillBucket, ladder: Ladder, loaded: LoadedCatalog) -> Item:
+    def _prefills(self, ladder: Ladder, loaded: LoadedCatalog) -> Iterator[Missing]:
+        sizes = list(ladder.prefills())
+        for bucket in sizes:
+            name = f"{bucket.num_tokens} tokens, {bucket.shared.num_histories} histories"
+            make = partial(self._prefill_batch, bucket, ladder, loaded)
+            keys = (prefill_key(bucket),)
+            yield Missing(name, bucket.num_tokens, bucket == sizes[-1], keys, make)
+
+    def _prefill_batch(self, bucket: PrefillBucket, ladder: Ladder, loaded: LoadedCatalog) -> Batch:
         number = min(bucket.shared.num_histories, bucket.num_tokens)
         lengths = _shares(bucket.num_tokens, number, ladder.capacities.max_history_tokens)
         histories = self._histories(lengths, lengths)
-        normalization = self._normalizations[0]
-        batch = _batch(histories, [1] * number, loaded, normalization)
-        target = Target(loaded.slot, loaded.head, loaded.slot_index, normalization)
-        name = f"{bucket.num_tokens} tokens, {bucket.shared.num_histories} histories"
-        return self._item(name, bucket.num_tokens, batch, target, is_prefill=True)
+        return _batch(histories, [1] * number, loaded, self._normalizations[0])
 
-    def _item(
-        self, name: str, size: int, batch: Batch, target: Target, *, is_prefill: bool
-    ) -> Item:
-        buckets = self._runner.sizes.of(batch)
-        lengths = host_lengths_of(batch.histories, buckets.prefill.shared)
-        plan = self._runner.plan(buckets.prefill, [(buckets.groups[0], target)], lengths)
-        return Item(name, size, batch, (plan.prefill,) if is_prefill else plan.groups[0])
+    def _unlisted(self, catalogs: Sequence[LoadedCatalog]) -> Iterator[Batch]:
+        """Batches of the normalisations that get no graphs, for slots where they never ran."""
+        ladder = self._runner.sizes
+        if not isinstance(ladder, Ladder):
+            return
+        for loaded in catalogs:
+            if loaded.slot_index in self._run_slots:
+                continue
+            sizes = list(ladder.rounds(loaded.catalog.num_levels))
+            ends = {min(sizes, key=_rows_of): None, max(sizes, key=_rows_of): None}
+            for normalization in NORMALIZATIONS:
+                if normalization not in self._normalizations:
+                    for shared, bucket in ends:
+                        yield self._rounds_batch(ladder, shared, bucket, loaded, normalization)
 
     def _rounds_batch(
         self,
@@ -260,6 +307,15 @@ class WarmUp:
             page_size,
             [length - count for length, count in zip(lengths, new, strict=True)],
         )
+
+
+def _slots_of(ask: _Ask) -> set[int]:
+    return {one.slot_index for one in ask.catalogs}
+
+
+def _rows_of(sizes: tuple[SharedBucket, RoundsBucket]) -> tuple[int, int]:
+    shared, bucket = sizes
+    return bucket.rows[0], shared.num_histories
 
 
 def _listed(values: Sequence[object]) -> str:

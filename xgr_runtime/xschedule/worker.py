@@ -27,10 +27,17 @@ from xgr_runtime.xbeam.rules import RuleCache
 from xgr_runtime.xbeam.slot import CatalogSlot
 from xgr_runtime.xbeam.state import BeamOutcome
 from xgr_runtime.xschedule.batch import Batch, BatchOutput, GroupOutput, SearchGroup
-from xgr_runtime.xschedule.buckets import host_lengths_of
+from xgr_runtime.xschedule.buckets import (
+    BatchBuckets,
+    PrefillBucket,
+    RoundsBucket,
+    SharedBucket,
+    host_lengths_of,
+)
 from xgr_runtime.xschedule.catalogs import LoadedCatalog
 from xgr_runtime.xschedule.graph_runner import GraphPlan, GraphRunner
-from xgr_runtime.xschedule.model_runner import ModelRunner, Target
+from xgr_runtime.xschedule.ladder import Ladder
+from xgr_runtime.xschedule.model_runner import ModelRunner, Target, prefill_key
 from xgr_runtime.xschedule.stage_clock import StageClock, TimerUses
 
 
@@ -40,6 +47,24 @@ class _Entry:
 
     index: int
     clock: StageClock
+
+
+@dataclass(frozen=True)
+class _Captured:
+    """Which buckets have graphs, as `Ladder.of` asks."""
+
+    device: Device
+    runner: ModelRunner
+    graphs: GraphRunner
+
+    def has_prefill(self, bucket: PrefillBucket) -> bool:
+        """Whether a prefill of that bucket is replayed, or never would be."""
+        return not self.device.is_prefill_captured or self.graphs.has_all([prefill_key(bucket)])
+
+    def has_rounds(self, shared: SharedBucket, group: SearchGroup, bucket: RoundsBucket) -> bool:
+        """Whether all rounds of a group are."""
+        slot, normalization = group.slot_index, group.normalization
+        return self.graphs.has_all(self.runner.rounds_keys(shared, bucket, slot, normalization))
 
 
 class PendingBatch:
@@ -89,6 +114,7 @@ class Worker:
         self._device, self._runner = device, runner
         self._catalogs, self._rule_cache = catalogs, rule_cache
         self.graphs = graphs
+        self._captured = _Captured(device, runner, graphs)
         self._timer_uses = TimerUses()
         self._free = [
             _Entry(index, StageClock(device, self._timer_uses))
@@ -145,7 +171,7 @@ class Worker:
     def _prepare(self, batch: Batch, entry: _Entry) -> GraphPlan:
         """All that can be done before the device is given anything: then what it gets comes without a gap."""
         runner = self._runner
-        sizes = runner.sizes.of(batch)
+        sizes = self._sizes_of(batch)
         runner.reserve(entry.index, len(batch.groups))
         rows = [self._rule_rows(group, entry) for group in batch.groups]
         filled = list(zip(batch.groups, sizes.groups, rows, strict=True))
@@ -154,6 +180,12 @@ class Worker:
         lengths = host_lengths_of(batch.histories, sizes.prefill.shared)
         groups = list(zip(sizes.groups, targets, strict=True))
         return runner.plan(sizes.prefill, groups, lengths)
+
+    def _sizes_of(self, batch: Batch) -> BatchBuckets:
+        sizes = self._runner.sizes
+        if isinstance(sizes, Ladder) and self.graphs.is_closed:
+            return sizes.of(batch, self._captured)
+        return sizes.of(batch)
 
     def _target(self, group: SearchGroup) -> Target:
         loaded = self._catalogs[group.slot_index]
