@@ -4,6 +4,7 @@ Kernels differ in what they take: fused ones often want pages of 128 tokens and 
 are tiny, odd sizes for whoever takes everything, and the usual sizes of models for the others.
 """
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -46,6 +47,14 @@ HISTORIES: dict[str, Histories] = {
 }
 # Enough for every core of a large GPU: kernels for full ones take nothing else. One case an op, as the reference takes a while.
 MANY_HEADS = Histories([100, 9, 20], [330, 9, 148], 64, 32, 64, 128, ([100, 9, 20],))
+# Few rows over many keys: kernels that split keys do so, and a part of an empty or short history has none.
+FEW_ROWS = {
+    "few rows over many keys": Histories([3], [2050], 4, 2, 128, 128, ([3],)),
+    "few rows over many keys, two histories": Histories(
+        [1, 1], [2177, 0], 4, 2, 128, 128, ([1, 1],)
+    ),
+}
+LARGE_PAGE = 128  # as fused kernels want them
 # One query row per history, as the last layer of a prefill asks; padding histories have a row and no tokens.
 LAST_ONLY = {
     "small pages": Histories([1] * 4, [7, 0, 1, 33], 4, 2, 8, 4, ()),
@@ -164,8 +173,24 @@ def beam_attention(dtype: torch.dtype) -> Iterator[OpCase]:
             for max_tokens, num_tokens, padding in ((1, 1, 0), (2, 1, 2), (2, 2, 0), (3, 3, 2)):
                 case = _shared(f"{label}, rows {rows}", histories, rows, padding, dtype)
                 yield _beams(case, max_tokens, num_tokens, sum(rows))
-    (rows,) = MANY_HEADS.rows
-    yield _beams(_shared("pages of 128, many heads", MANY_HEADS, rows, 0, dtype), 2, 2, sum(rows))
+    for label, histories in {"pages of 128, many heads": MANY_HEADS, **FEW_ROWS}.items():
+        (rows,) = histories.rows
+        yield _beams(_shared(f"{label}, rows {rows}", histories, rows, 0, dtype), 2, 2, sum(rows))
+    for label, histories in {**HISTORIES, **FEW_ROWS}.items():
+        if histories.page_size == LARGE_PAGE:
+            rows = histories.rows[-1]
+            case = _shared(f"{label}, rows {rows}", histories, rows, 2, dtype)
+            yield _with_a_dead_beam(_beams(case, 2, 2, sum(rows)))
+
+
+def _with_a_dead_beam(case: OpCase) -> OpCase:
+    """The second row's own tokens are NaN, and so is its result; those of rows beside it are as before."""
+    args = dict(case.args)
+    dead = int(args["slot_N"][1])
+    for name in ("k_rows", "v_rows"):
+        args[name] = args[name].clone()
+        args[name][dead] = torch.nan
+    return dataclasses.replace(case, label=f"{case.label}, a dead beam", args=args)
 
 
 def _beams(shared: OpCase, max_tokens: int, num_tokens: int, num_used: int) -> OpCase:
