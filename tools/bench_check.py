@@ -18,8 +18,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tools._bench.command import number  # noqa: E402
-from tools._bench.engine_rows import ROWS, choose  # noqa: E402
-from tools._bench.results import FOLDER, load_results  # noqa: E402
+from tools._bench.engine_rows import NORMALIZATIONS, ROWS  # noqa: E402
+from tools._bench.report_file import EXIT_NO_DEVICE  # noqa: E402
+from tools._bench.results import FOLDER, load_results, why_wrong  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,23 +34,43 @@ def compare(
 ) -> tuple[list[str], bool]:
     """A line for each normalisation, and whether every median is within the tolerance of the committed one."""
     lines, is_good = [], True
-    for old in before["rows"]:
-        if old["row"] != row:
-            continue
-        same = [
-            n for n in now["rows"] if n["row"] == row and n["normalization"] == old["normalization"]
-        ]
-        if not same:
-            lines.append(f"{row} {old['normalization']}: was not measured")
+    for how in NORMALIZATIONS:
+        old, new = _figures(before, row, how), _figures(now, row, how)
+        if old is None or new is None:
+            lines.append(
+                f"{row} {how}: {'is not committed' if old is None else 'was not measured'}"
+            )
             is_good = False
             continue
-        change = same[0]["median_ms"] / old["median_ms"] - 1
+        change = new["median_ms"] / old["median_ms"] - 1
         is_good &= abs(change) <= tolerance
         lines.append(
-            f"{row} {old['normalization']}: {same[0]['median_ms']:.3f} ms, committed "
+            f"{row} {how}: {new['median_ms']:.3f} ms, committed "
             f"{old['median_ms']:.3f} ms ({old['commit']}): {change:+.1%}"
         )
-    return lines, is_good and bool(lines)
+    return lines, is_good
+
+
+def _figures(report: dict[str, Any], row: str, how: str) -> dict[str, Any] | None:
+    rows = [r for r in report["rows"] if (r["row"], r["normalization"]) == (row, how)]
+    return rows[0] if rows else None
+
+
+def committed(row: str) -> dict[str, Any]:
+    """The committed report of the engine, which has that row; SystemExit says what is wrong."""
+    names = [known.name for known in ROWS]
+    if row not in names:
+        raise SystemExit(f"--row takes the name of one row, got {row!r}; rows: {', '.join(names)}")
+    results = load_results(FOLDER)
+    if results is None:
+        raise SystemExit("no results are committed under tools/results")
+    wrong = why_wrong(results)
+    wrong += [
+        f"{row} {n} has no figure" for n in NORMALIZATIONS if not _figures(results.engine, row, n)
+    ]
+    if wrong:
+        raise SystemExit("the committed results are wrong: " + "; ".join(wrong))
+    return results.engine
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,26 +82,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tolerance", type=number(0, 10), default=TOLERANCE)
     parser.add_argument("--commit", default="", help="as of bench_engine")
     args = parser.parse_args(arguments)
-    (row,) = choose(ROWS, [args.row])
-    results = load_results(FOLDER)
-    if results is None:
-        print("no results are committed under tools/results", file=sys.stderr)
+    try:
+        before = committed(args.row)
+    except SystemExit as error:
+        print(error, file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "now.json"
-        command = [sys.executable, str(ROOT / "tools" / "bench_engine.py"), "--rows", row.name]
-        command += ["--part", "rows", "--out", str(out), "--json"]
+        command = [sys.executable, str(ROOT / "tools" / "bench_engine.py"), "--rows", args.row]
+        command += ["--part", "rows", "--out", str(out), "--json", "--even-failed"]
         command += ["--commit", args.commit] if args.commit else []
         done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+        if done.returncode == EXIT_NO_DEVICE:
+            return EXIT_NO_DEVICE  # bench_engine has said so
         if not out.exists():
             print(f"bench_engine ended with {done.returncode}", file=sys.stderr)
             return 2
         now = json.loads(out.read_text("utf-8"))
-    names = [report["environment"]["device"] for report in (results.engine, now)]
+    names = [report["environment"]["device"] for report in (before, now)]
     if names[0] != names[1]:
         print(f"the results are of {names[0]}, this is {names[1]}", file=sys.stderr)
         return 2
-    lines, is_good = compare(results.engine, now, row.name, args.tolerance)
+    lines, is_good = compare(before, now, args.row, args.tolerance)
     print("\n".join(lines))
     return 0 if is_good and done.returncode == 0 else 1
 

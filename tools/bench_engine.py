@@ -96,7 +96,19 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     parts = args.part or (["rows"] if args.profile else list(PARTS))
     file = ReportFile(args.out, takes_failed=args.even_failed)
     report = head_of(args, device, commit)
-    outcome = Outcome(on_change=lambda: file.keep(with_outcome(report, outcome, parts)))
+    names = [row.name for row in rows] if "rows" in parts else []
+
+    def keep() -> None:
+        known = with_outcome(report, outcome, parts)
+        done = {
+            entry["row"]
+            for key in ("rows", "not_measured", "failures")
+            for entry in known.get(key, ())
+        }
+        missing = [name for name in names if name not in done]
+        file.keep(known, missing + [p for p in parts if p != "rows" and p not in {*known, *done}])
+
+    outcome = Outcome(on_change=keep)
     rows_end_s = end_s - (min(LOAD_S, args.time_limit / 3) if "load" in parts else 0.0)
     progress(f"{device.name}: {report['environment']['bf16_product_tflops']} TFLOP/s")
     with tempfile.TemporaryDirectory() as folder:

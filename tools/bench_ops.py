@@ -211,8 +211,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         found = check_elsewhere(args, list(dict.fromkeys(work.op for work in works)))
     progress(f"checked {len(works)} calls, {end_s - time.monotonic():.0f} s are left")
     good = sort_out(report, found)
-    file.keep(report)
-    for work in works:
+    file.keep(report, [work.name for work in works])
+    for place_of, work in enumerate(works):
         mine = [c for c in good if (c["op"], c["label"]) == (work.op, work.label)]
         if time.monotonic() > end_s:
             report["not_measured"].append({"row": work.name, "reason": "no time was left"})
@@ -224,7 +224,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         except Exception as error:  # noqa: BLE001 - noted with its message, and the next one runs
             reason = f"{type(error).__name__}: {error}"[-600:]
             report["failures"].append({"row": work.name, "reason": reason})
-        file.keep(report)
+        file.keep(report, [later.name for later in works[place_of + 1 :]])
     report["findings"] = findings(report["rows"])
     file.finish(report)
     return report

@@ -7,6 +7,7 @@ README or plot are not what the committed results give, or the results are not w
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,11 +28,15 @@ END = "<!-- end of what tools/plot_results.py writes -->"
 
 
 def with_section(readme: str, text: str) -> str:
-    """The README with that text between its marks; raises SystemExit where they are missing."""
+    """The README with that text between its marks; raises SystemExit where they are not there once each, in order."""
+    if BEGIN in text or END in text:
+        raise SystemExit("the text holds one of the marks that it stands between")
+    if readme.count(BEGIN) != 1 or readme.count(END) != 1:
+        raise SystemExit(f"README.md needs the lines {BEGIN} and {END} once each")
     before, begin, rest = readme.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise SystemExit(f"README.md needs the lines {BEGIN} and {END}")
+        raise SystemExit(f"README.md needs the lines {BEGIN} and {END}, in this order")
     return f"{before}{BEGIN}\n\n{text}\n\n{END}{after}"
 
 
@@ -62,9 +67,13 @@ def main(
         for name in (names := stale(readme, folder, results)):
             print(f"{name} is stale: run python tools/plot_results.py", file=sys.stderr)
         return 1 if names else 0
-    readme.write_text(with_section(readme.read_text("utf-8"), section(results)), "utf-8")
+    written = {readme: with_section(readme.read_text("utf-8"), section(results))}
     if results is not None:
-        (folder / PLOT).write_text(svg(results), "utf-8")
+        written[folder / PLOT] = svg(results)
+    for path, text in written.items():  # all of them are known before one is written
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        beside.write_text(text, "utf-8")
+        os.replace(beside, path)
     return 0
 
 

@@ -14,6 +14,7 @@ from tools._bench.timing import progress
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterable
     from pathlib import Path
 
 EXIT_NO_DEVICE = 2
@@ -34,25 +35,27 @@ class ReportFile:
     def __init__(self, path: Path | None, *, takes_failed: bool = False) -> None:
         self._path, self._takes_failed = path, takes_failed
 
-    def keep(self, report: dict[str, Any]) -> None:
-        """What is known so far, marked as unfinished."""
-        self._write({**report, "is_finished": False})
+    def keep(self, report: dict[str, Any], missing: Iterable[str]) -> None:
+        """What is known so far, and the names of what is not yet: if the run is ended, it has said what it lacks."""
+        entries = [{"row": name, "reason": "the run was ended before"} for name in missing]
+        if self._path is None:
+            return
+        known = {**report, "not_measured": [*report["not_measured"], *entries]}
+        self._write(known, self._path)
 
     def finish(self, report: dict[str, Any]) -> None:
         """The whole report."""
         if self._path is None:
             return
-        partial = self._write(report)
+        partial = self._write(report, self._path)
         if report.get("failures") and not self._takes_failed:
             progress(f"something failed: the report is {partial}, {self._path} is as it was")
         else:
             os.replace(partial, self._path)
 
-    def _write(self, report: dict[str, Any]) -> Path | None:
-        if self._path is None:
-            return None
-        partial = self._path.with_name(self._path.name + ".partial")
-        beside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+    def _write(self, report: dict[str, Any], path: Path) -> Path:
+        partial = path.with_name(path.name + ".partial")
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
         beside.write_text(json.dumps(report, indent=2) + "\n", "utf-8")
         os.replace(beside, partial)
         return partial

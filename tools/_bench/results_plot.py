@@ -33,6 +33,8 @@ def svg(results: Results) -> str:
         lines.append(_text(LEFT - 8, top + 17, row.name, "end"))
         for place, (normalization, colour) in enumerate((("level", LEVEL), ("vocab", VOCAB))):
             found, y = engine_row(results, row, normalization), top + 4 + 11 * place
+            if found is None:
+                continue
             start, end = _x(results, _low(results)), _x(results, found["median_ms"])
             lines.append(_rect(start, y, end - start, 9, colour))
             lines.append(_rect(_x(results, found["floor_ms"]) - 1, y - 1, 2, 11, FLOOR))

@@ -6,7 +6,8 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from tools._bench.engine_rows import ROWS, Row
-from tools._bench.results import ENGINE, OPS, Results, engine_row
+from tools._bench.results import ENGINE, OPS, Results, engine_row, without_figure
+from tools._bench.results_targets import MIB_PER_GB, targets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,16 +55,32 @@ def section(results: Results | None) -> str:
     """What stands between the marks of the README."""
     if results is None:
         return NOTHING
-    return "\n\n".join(
-        (
-            _introduction(results.engine),
-            f"![milliseconds of a batch beside its counted floor](tools/results/{PLOT})",
-            "\n".join(_engine_table(results)),
-            f"Others, in milliseconds: {OTHERS_TEXT}",
-            "\n".join(_lines(results)),
-            "\n".join(_op_table(results.ops)),
-        )
+    parts = (
+        _introduction(results.engine),
+        f"![milliseconds of a batch beside its counted floor](tools/results/{PLOT})",
+        "\n".join(_engine_table(results)),
+        f"Others, in milliseconds: {OTHERS_TEXT}",
+        "\n".join(_target_table(results)),
+        "\n".join(_lines(results)),
+        "\n".join(_op_table(results.ops)),
+        "\n".join(_nothing_of(results)),
     )
+    return "\n\n".join(part for part in parts if part)
+
+
+def _target_table(results: Results) -> Iterator[str]:
+    yield "| what | target | figure | met |"
+    yield "|---|---|---|---|"
+    for target in targets(results):
+        yield f"| {target.what} | {' | '.join(target.words)} |"
+
+
+def _nothing_of(results: Results) -> Iterator[str]:
+    """What has no figure, and the first line of why."""
+    for what, report in (("engine", results.engine), ("ops", results.ops)):
+        for name, reason in without_figure(report).items():
+            first = (reason.strip("[]'\" ").splitlines() or [""])[0][:160].replace("|", "/")
+            yield f"- no figure, {what}: {name}: {first}"
 
 
 def _introduction(report: dict[str, Any]) -> str:
@@ -86,7 +103,8 @@ def _engine_table(results: Results) -> Iterator[str]:
         cells = []
         for normalization in ("level", "vocab"):
             found = engine_row(results, row, normalization)
-            cells += [_spread(found), f"{found['floor_ms'] / found['median_ms']:.0%}"]
+            share = found and f"{found['floor_ms'] / found['median_ms']:.0%}"
+            cells += [_spread(found) if found else "not measured", share or ""]
         others = ", ".join(f"{who} {ms:,g}" for who, ms in OTHERS.get(row.name, ()))
         what = f"{row.history:,} x {row.requests}{KINDS[row.kind]}"
         yield f"| {row.model} | {row.width:,} | {what} | {' | '.join(cells)} | {others} |"
@@ -98,28 +116,39 @@ def _spread(row: dict[str, Any]) -> str:
 
 
 def _lines(results: Results) -> Iterator[str]:
-    """Ratios, memory and how busy the device is."""
+    """Ratios, memory and how busy the device is, as far as they are measured."""
     for name in ("0.6B-w512-h1024-b8", "1.7B-w256-h1000-b8"):
         row = _named(name)
         level, vocab = (engine_row(results, row, n) for n in ("level", "vocab"))
-        times, floors = (vocab[key] / level[key] for key in ("median_ms", "floor_ms"))
-        yield f"- `vocab` over `level`, {_words(row)}: {times:.3f}; of the floors {floors:.3f}"
-    free = engine_row(results, _named("0.6B-w512-h1024-b8-unconstrained"), "level")["median_ms"]
+        if level and vocab:
+            times, floors = (vocab[key] / level[key] for key in ("median_ms", "floor_ms"))
+            yield f"- `vocab` over `level`, {_words(row)}: {times:.3f}; of the floors {floors:.3f}"
+    free = engine_row(results, _named("0.6B-w512-h1024-b8-unconstrained"), "level")
     for name, what in (("", "no rules"), ("-rules", "rules in every request")):
         found = engine_row(results, _named("0.6B-w512-h1024-b8" + name), "level")
-        share = found["median_ms"] / free
-        yield f"- the catalogue of {found['items']:,} items, {what}, over no catalogue: {share:.3f}"
-    memory, load = results.engine["memory"], results.engine["load"]
-    yield (
-        f"- device memory beyond weights, {memory['model']}, {memory['width']} beams, one request of {memory['history']:,} tokens, "
-        f"{memory['num_graphs']} graphs captured: {memory['beyond_weights_mib']:,.0f} MiB reserved"
-    )
-    yield (
-        f"- under load, {load['model']}, {load['width']} beams, {load['requests']} requests of {load['history']:,} tokens a batch, "
-        f"{load['max_batches_in_flight']} batches in flight: {load['peak_reserved_mib'] / 953.674:.1f} GB reserved at most, weights "
-        f"and catalogue included; {load['requests_per_s']:,.0f} requests a second; the device works {load['busy_share']:.1%} of "
-        f"{load['seconds']:.1f} s"
-    )
+        if found and free:
+            share = found["median_ms"] / free["median_ms"]
+            yield f"- the catalogue of {found['items']:,} items, {what}, over no catalogue: {share:.3f}"
+    memory, load = results.engine.get("memory"), results.engine.get("load")
+    if memory:
+        yield (
+            f"- device memory beyond weights, {memory['model']}, {memory['width']} beams, one request of {memory['history']:,} "
+            f"tokens: {memory['beyond_weights_mib']:,.0f} MiB reserved; {_start(memory)}"
+        )
+    if load:
+        yield (
+            f"- under load, {load['model']}, {load['width']} beams, {load['requests']} requests of {load['history']:,} tokens a batch, "
+            f"{load['max_batches_in_flight']} batches in flight: {load['peak_reserved_mib'] / MIB_PER_GB:.1f} GB reserved at most, "
+            f"weights and catalogue included; {load['requests_per_s']:,.0f} requests a second; the device works "
+            f"{load['busy_share']:.1%} of {load['seconds']:.1f} s; {_start(load)}"
+        )
+
+
+def _start(part: dict[str, Any]) -> str:
+    start = part["start"]
+    compiled = start.get("kernels_compiled_before")
+    kernels = "kernels compiled then" if compiled == 0 else "kernels compiled before"
+    return f"started in {start['seconds']:.0f} s with {start['graphs']} graphs captured, {kernels}"
 
 
 def _named(name: str) -> Row:
