@@ -16,8 +16,15 @@ from xgr_runtime.xschedule.batch import (
     SearchGroup,
     pack_histories,
 )
-from xgr_runtime.xschedule.buckets import CloseFit, RoundsBucket, host_lengths_of, round_up
+from xgr_runtime.xschedule.buckets import (
+    CloseFit,
+    RoundsBucket,
+    SharedBucket,
+    host_lengths_of,
+    round_up,
+)
 from xgr_runtime.xschedule.capacities import Capacities
+from xgr_runtime.xschedule.input_fill import RowPlan, RowPlans
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,3 +126,16 @@ def test_histories_are_padded_to_a_power_of_two(number: int) -> None:
     padded = CLOSE.padded_histories(number)
     assert padded in (1, 2, 4, 6)
     assert number <= padded < 2 * number
+
+
+def test_a_row_plan_that_is_used_again_and_again_is_kept() -> None:
+    plans, shared = RowPlans(64), SharedBucket(1, 8, 1)
+    bucket = RoundsBucket(1, (64, 64), (64, 64))
+
+    def of(width: int) -> RowPlan:
+        return plans.of(make_group([0], [(width, width)]), bucket, shared, 1)
+
+    used = of(1)
+    for width in range(2, 60):
+        of(width)
+        assert of(1) is used

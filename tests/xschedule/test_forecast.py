@@ -58,3 +58,12 @@ def test_the_usual_time_follows_what_is_measured() -> None:
         forecast.ended(0.0, times_of(3.0))
     forecast.issued(batch_of(1), 0.0)
     assert 2.9 < forecast.end_s() < 3.0
+
+
+def test_what_is_forgotten_is_expected_at_once() -> None:
+    forecast = Forecast()
+    forecast.issued(batch_of(1), 0.0)
+    forecast.ended(0.0, times_of(4.0))
+    forecast.forget()
+    forecast.issued(batch_of(1), 10.0)
+    assert forecast.end_s() == 10.0

@@ -135,3 +135,11 @@ def test_the_borders_of_a_segment_are_timed_outside_of_its_graph() -> None:
         (timer,) = GraphRunner(device).run([segment])
         assert timer.seconds(3, 6) >= 0
         assert math.isnan(timer.seconds(3, 4))
+
+
+def test_a_device_that_holds_no_graph_runs_op_by_op() -> None:
+    work, device = Work(), StrictDevice()
+    runner = GraphRunner(device, 0)
+    runner.run(work.plan(num_rounds=3))
+    assert work.state.tolist() == [13.0] * 2
+    assert (runner.num_captures, device.graphs) == (0, [])

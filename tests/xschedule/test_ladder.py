@@ -224,6 +224,12 @@ def test_lengths_may_have_classes() -> None:
     assert short.max_kv == long.max_kv == 4096, "a prefill has a graph for all lengths"
 
 
+def test_lengths_of_histories_that_are_named_must_fit_too() -> None:
+    named = list(range(1, 100))
+    with pytest.raises(ConfigError, match=r"shorten .*buckets\.history_tokens"):
+        ladder(shipped(f"buckets.history_tokens={named}"), npu())
+
+
 @pytest.mark.parametrize(
     ("option", "message"),
     [

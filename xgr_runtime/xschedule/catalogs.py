@@ -24,6 +24,8 @@ from xgr_runtime.xschedule.rule_rows import RuleRowTable
 
 logger = logging.getLogger(__name__)
 
+MOST_CANDIDATES = 2**32  # rows x codes of one round: selection keeps a candidate's place in 32 bits
+
 
 @dataclass
 class LoadedCatalog:
@@ -91,8 +93,8 @@ class CatalogStore:
         self._rows_of_slot: dict[int, list[weakref.ref[LevelRows]]] = {}
         self.by_slot: dict[int, LoadedCatalog] = {}
 
-    def load(self, name: str, path: str, max_levels: int | None) -> str:
-        """Open, verify and load a file beside the running version; returns its version.
+    def load(self, name: str, path: str, max_levels: int | None, max_rows: int = 1) -> str:
+        """Open, verify and load a file beside the running version; returns its version. max_rows: of a batch.
 
         Where it goes, the first that is possible: a free slot it fits; a new slot while there are fewer than
         cache.catalog_slots; a new slot in place of a free one; the slot of the version that was active longest ago and is
@@ -104,14 +106,14 @@ class CatalogStore:
         its slot stays retired when allocating or filling the slot fails.
         """
         try:
-            return self._load(name, path, max_levels)
+            return self._load(name, path, max_levels, max_rows)
         except MemoryError as error:
             raise DeviceError(
                 f"the host has no memory to load {shown(path)} as catalogue {shown(name)}; lower cache.catalog_slots or "
                 "cache.rule_cache_bytes, or give the process more memory"
             ) from error
 
-    def _load(self, name: str, path: str, max_levels: int | None) -> str:
+    def _load(self, name: str, path: str, max_levels: int | None, max_rows: int) -> str:
         catalog = Catalog.open(path, is_private=True)
         catalog.verify()
         catalog.prepare()
@@ -119,6 +121,13 @@ class CatalogStore:
             raise CatalogError(
                 f"{path} has {catalog.num_levels} levels; this engine was started for at most {max_levels}; "
                 "raise cache.max_levels and restart"
+            )
+        most_codes = max(catalog.num_codes)
+        if max_rows * most_codes > MOST_CANDIDATES:
+            raise CatalogError(
+                f"{path} has a level of {most_codes} codes; with batches of {max_rows} rows a round could choose among "
+                f"{max_rows * most_codes} candidates, and at most {MOST_CANDIDATES} can be told apart; lower "
+                f"scheduler.max_batch_rows to {MOST_CANDIDATES // most_codes} and restart"
             )
         with self._device.sharing():
             head = self._head.for_catalog(catalog.token_of)

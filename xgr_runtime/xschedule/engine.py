@@ -184,7 +184,8 @@ class Engine(EngineLoop):
         Where its slot is new, its graphs are captured between batches before this returns. Raises EngineClosed when the engine
         ends meanwhile.
         """
-        version = self.catalogs.load(name, path, self.runner.capacities.num_levels)
+        capacities = self.runner.capacities
+        version = self.catalogs.load(name, path, capacities.num_levels, capacities.num_rows)
         logger.info("catalogue %s: loaded version %s from %s", name, version, path)
         self._capture_for(name, version)
         return version

@@ -394,3 +394,16 @@ def test_activations_at_once_name_one_another(engine: Engine, versions: Versions
     last = engine.describe()["catalogs"]["main"]["active"]
     for version in ("v1", "v2"):
         assert named.count(version) == asked.count(version) + (version == "v1") - (version == last)
+
+
+def test_rows_and_codes_beyond_what_selection_can_tell_apart_are_refused(
+    engine: Engine, tmp_path: Path
+) -> None:
+    before = state_of(engine)
+    catalog = random_catalog(9, 50, contiguous_tokens([16, 4], 2))
+    path = str(write_catalog(tmp_path / "wide.xgr", catalog))
+    with pytest.raises(
+        CatalogError, match=r"16 codes; .*lower scheduler\.max_batch_rows to 268435456 and"
+    ):
+        engine.catalogs.load("wide", path, None, 2**28 + 1)
+    assert state_of(engine) == before
