@@ -15,37 +15,46 @@ import pytest
 import torch
 
 from xgr_runtime.hal.ops.attention import prefill_attention, shared_attention
+from xgr_runtime.hal.ops.fused_attention import beam_attention
 from xgr_runtime.hal.providers import PROVIDER_MODULES, load_providers
+from xgr_runtime.hal.registry import OpSpec
 from xgr_runtime.hal.tolerances import TOLERANCES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from xgr_runtime.hal.device import Device
-    from xgr_runtime.hal.registry import Op
+    from xgr_runtime.hal.registry import Impl, Op
 
-NUM_HEADS, NUM_KV_HEADS, DIM, PAGE_SIZE = 4, 2, 32, 16
+SMALL = (4, 2, 32, 16)  # query heads, KV heads, head dim, page size
+NUM_OWN = 2  # own tokens of a beam
 MAX_KV, MAX_ROWS = 1100, 70
 on_gpu = pytest.mark.device("cuda")
 
 
-def provider(op: Op[..., Any]) -> Callable[..., Any]:
+def provider(op: Op[..., Any], name: str) -> Impl[..., Any]:
     load_providers("cuda")
-    return next(i.fn for i in op.impls if (i.provider, i.device_kind) == ("triton", "cuda"))
+    return next(i for i in op.impls if (i.provider, i.device_kind) == (name, "cuda"))
 
 
 class Inputs:
     """Three histories in pages on the GPU, whose lengths and row starts can be set anew."""
 
-    def __init__(self, dtype: torch.dtype, num_rows: int) -> None:
+    def __init__(
+        self, dtype: torch.dtype, num_rows: int, sizes: tuple[int, int, int, int] = SMALL
+    ) -> None:
+        num_heads, num_kv_heads, dim, page_size = sizes
         generator = torch.Generator().manual_seed(3)
-        pages_each = -(-MAX_KV // PAGE_SIZE)
-        shape = (3 * pages_each + 1, PAGE_SIZE, NUM_KV_HEADS, DIM)
-        self.q = torch.randn(num_rows, NUM_HEADS, DIM, generator=generator).to(dtype).cuda()
+        pages_each = -(-MAX_KV // page_size)
+        shape = (3 * pages_each + 1, page_size, num_kv_heads, dim)
+        self.q = torch.randn(num_rows, num_heads, dim, generator=generator).to(dtype).cuda()
         self.k = torch.randn(shape, generator=generator).to(dtype).cuda()
         self.v = torch.randn(shape, generator=generator).to(dtype).cuda()
         order = torch.randperm(3 * pages_each, generator=generator) + 1
         self.table = order.view(3, pages_each).to(torch.int32).cuda()
+        own = torch.randn(2, num_rows, NUM_OWN, num_kv_heads, dim, generator=generator)
+        slots = torch.randperm(num_rows, generator=generator).to(torch.int32).cuda()
+        self.own = (*own.to(dtype).cuda(), slots, NUM_OWN)
         self.starts = torch.zeros(4, dtype=torch.int32, device="cuda")
         self.lengths = torch.zeros(3, dtype=torch.int32, device="cuda")
 
@@ -53,13 +62,14 @@ class Inputs:
         self.starts.copy_(torch.tensor(starts))
         self.lengths.copy_(torch.tensor(lengths))
 
-    def call(self, fn: Callable[..., Any], is_causal: bool) -> list[torch.Tensor]:
+    def call(self, fn: Callable[..., Any], op: Op[..., Any]) -> list[torch.Tensor]:
         """Results; the host's numbers, which a GPU's kernels may not read, are wrong ones."""
         host: tuple[tuple[int, ...], ...] = ((1, 1, 1),)
-        if is_causal:
+        if op is prefill_attention:
             host = ((0, 1, 2, 3), *host)
         arrays = (self.q, self.k, self.v, self.table, self.starts, self.lengths)
-        result = fn(*arrays, DIM**-0.5, MAX_ROWS, MAX_KV, *host)
+        own = self.own if op is beam_attention else ()
+        result = fn(*arrays, *own, self.q.shape[2] ** -0.5, MAX_ROWS, MAX_KV, *host)
         return [result] if isinstance(result, torch.Tensor) else list(result)
 
 
@@ -70,24 +80,43 @@ LENGTHS = (
 )
 
 
+# Kernels for warpgroups take these: a prefill with work for every core; beams of many items, and of so few that keys are split.
+MANY_ITEMS, FEW_ITEMS = (64, 32, 64, 128), (4, 2, 128, 128)
+REPLAYS = [
+    *((op, "triton", SMALL, dtype) for op in (shared_attention, prefill_attention, beam_attention)
+      for dtype in (torch.float32, torch.bfloat16)),
+    (prefill_attention, "gluon", MANY_ITEMS, torch.bfloat16),
+    (beam_attention, "gluon", MANY_ITEMS, torch.bfloat16),
+    (beam_attention, "gluon", FEW_ITEMS, torch.bfloat16),
+]  # fmt: skip
+
+
 @on_gpu
-@pytest.mark.parametrize("op", [shared_attention, prefill_attention], ids=lambda op: op.name)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("op", "name", "sizes", "dtype"), REPLAYS)
 def test_a_captured_graph_replays_with_other_lengths(
-    op: Op[..., Any], dtype: torch.dtype, device: Device
+    op: Op[..., Any],
+    name: str,
+    sizes: tuple[int, int, int, int],
+    dtype: torch.dtype,
+    device: Device,
 ) -> None:
-    inputs, is_causal = Inputs(dtype, 200), op is prefill_attention
-    fn, held = provider(op), list[torch.Tensor]()
+    inputs, found = Inputs(dtype, 200, sizes), provider(op, name)
+    dims = dict(zip(("Q", "G", "D", "page_size"), sizes, strict=True))
+    dims |= {"T" if op is prefill_attention else "N": 200}
+    reason = found.accepts(OpSpec("cuda", dtype, device.capability, dims))
+    if reason:
+        pytest.skip(reason)
+    held = list[torch.Tensor]()
 
     def run() -> None:
-        held[:] = inputs.call(fn, is_causal)
+        held[:] = inputs.call(found.fn, op)
 
     inputs.set(*LENGTHS[0])
     torch.cuda.synchronize()
     graph = device.capture("attention", run)
     tolerance = TOLERANCES[dtype]
     for starts, lengths in LENGTHS:
-        if is_causal:  # a history has at least its new tokens, or none at all
+        if op is prefill_attention:  # a history has at least its new tokens, or none at all
             new = [end - start for start, end in itertools.pairwise(starts)]
             lengths = [max(n, m) if n else 0 for n, m in zip(lengths, new, strict=True)]
         inputs.set(starts, lengths)
@@ -97,8 +126,11 @@ def test_a_captured_graph_replays_with_other_lengths(
         with device.segment("attention"):
             graph.replay()
         device.synchronize()
-        for got, expected in zip(held, inputs.call(op.reference, is_causal), strict=True):
-            torch.testing.assert_close(got, expected, atol=tolerance.atol, rtol=tolerance.rtol)
+        specified = starts[-1] if op is beam_attention else len(inputs.q)
+        for got, expected in zip(held, inputs.call(op.reference, op), strict=True):
+            torch.testing.assert_close(
+                got[:specified], expected[:specified], atol=tolerance.atol, rtol=tolerance.rtol
+            )
 
 
 @on_gpu
@@ -108,6 +140,7 @@ def test_split_keys_give_what_whole_ones_give(is_causal: bool, device: Device) -
     rules = import_module("xgr_ops.cuda.rules").RULES
     inputs = Inputs(torch.float32, 8)
     inputs.set([0, 1, 4, 6], [1100, 1000, 2])  # the last two rows are padding
+    op: Op[..., Any] = prefill_attention if is_causal else shared_attention
     results = []
     for num_programs in (1, 10_000):
         tiles = launch.HistoryTiles(16, 32, num_programs, min_split_keys=64)
@@ -118,9 +151,8 @@ def test_split_keys_give_what_whole_ones_give(is_causal: bool, device: Device) -
             return launch.launch_history_attention(*arrays, None, *bounds, tiles, rules)
 
         assert (tiles.num_splits(3, MAX_KV) > 1) == (num_programs > 1)
-        results.append(inputs.call(run, is_causal))
-    reference = (prefill_attention if is_causal else shared_attention).reference
-    expected = inputs.call(reference, is_causal)
+        results.append(inputs.call(run, op))
+    expected = inputs.call(op.reference, op)
     for result in results:
         for got, want in zip(result, expected, strict=False):
             torch.testing.assert_close(got, want, atol=2e-5, rtol=2e-5)
