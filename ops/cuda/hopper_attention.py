@@ -2,8 +2,8 @@
 
 They take what models and caches for this GPU usually have: 16-bit numbers, heads of 64 or 128, whole tiles of 128 keys in a
 page; a prefill with enough rows for all cores, and beams of any number. Everything else, and the shared stage on its own, is left
-to `xgr_ops.cuda.attention`. So are, call by call, beams that may have more own tokens than Q // G: a tile has no room for them,
-and no size that is asked for beforehand says how many there are.
+to `xgr_ops.cuda.attention`. So are single calls that no size tells beforehand: beams that may have more own tokens than Q // G,
+for which a tile has no room, and a prefill of fewer rows than its bucket's, as the last layer asks for.
 """
 
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from xgr_runtime.hal.registry import OpSpec, impl
 
 from ..triton.history_attention import OwnTokens
 from ..triton.history_attention_kernels import history_attention_kernel
-from .attention import beam_attention_in_tiles
+from .attention import beam_attention_in_tiles, prefill_attention_in_tiles
 from .warpgroup_attention import (
     MOST_HISTORIES,
     WarpgroupTiles,
@@ -86,7 +86,14 @@ def prefill_attention_by_warpgroups(
     q_starts: tuple[int, ...],
     kv_lens: tuple[int, ...],
 ) -> "torch.Tensor":
-    """Keys behind a tile's last row are not read; the host's numbers are not either."""
+    """Keys behind a tile's last row are not read; the host's numbers are not either.
+
+    Where the call has fewer rows than the sizes said, and too few for all cores, `prefill_attention_in_tiles` does it.
+    """
+    if q_TQD.shape[0] * q_TQD.shape[1] < LEAST_ROWS:
+        return prefill_attention_in_tiles(
+            q_TQD, k_pages, v_pages, page_table_HP, q_start_H1, kv_len_H, scale, max_q, max_kv, q_starts, kv_lens
+        )  # fmt: skip
     return launch_prefill_attention(
         q_TQD, k_pages, v_pages, page_table_HP, q_start_H1, kv_len_H, scale, TILES
     )
