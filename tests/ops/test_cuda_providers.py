@@ -104,8 +104,10 @@ def test_a_captured_graph_replays_with_other_lengths(
     dims = dict(zip(("Q", "G", "D", "page_size"), sizes, strict=True))
     dims |= {"T" if op is prefill_attention else "N": 200}
     reason = found.accepts(OpSpec("cuda", dtype, device.capability, dims))
-    if reason:
-        pytest.skip(reason)
+    if name == "gluon" and device.capability != "sm_90":
+        assert reason is not None
+        return
+    assert reason is None, reason
     held = list[torch.Tensor]()
 
     def run() -> None:
