@@ -229,8 +229,9 @@ def nothing_is_held_against(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def the_gpu_has_finished(device: Device) -> Iterator[None]:
+def the_gpu_has_finished(request: pytest.FixtureRequest) -> Iterator[None]:
     """After every test on a GPU: what it left running ends here, so that an error of it is not the next test's."""
     yield
+    device = request.config.stash[DEVICE]  # tests have parameters called `device`, too
     if device.kind == "cuda":
         device.synchronize()
