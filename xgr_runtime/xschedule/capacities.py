@@ -24,9 +24,7 @@ class Capacities:
 def most_histories(config: RuntimeConfig) -> int:
     """Of one batch: each has a new token and a row at least, so that `max_batch_histories` beyond those never comes about."""
     scheduler = config.scheduler
-    return min(
-        scheduler.max_batch_histories, scheduler.max_batch_tokens, scheduler.max_batch_rows
-    )
+    return min(scheduler.max_batch_histories, scheduler.max_batch_tokens, scheduler.max_batch_rows)
 
 
 def capacities_of(config: RuntimeConfig) -> Capacities:
