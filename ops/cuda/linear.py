@@ -35,7 +35,7 @@ LEAST_TILES = 32  # below that, rows of a tile are halved rather than parts of t
 
 
 def _accepts(spec: OpSpec) -> str | None:
-    hidden, rows = spec.dims.get("M", 1), spec.dims.get("T", 1)
+    hidden, rows = spec.dims.get("M", 1), spec.dims.get("T", spec.dims.get("N", 1))
     most_rows = MOST_ROWS_SMALL if hidden <= SMALL_HIDDEN else MOST_ROWS
     if rows > most_rows:
         return f"T must be at most {most_rows} where M is {hidden}, got {rows}"

@@ -82,7 +82,7 @@ def _linear_add_norm(place: Place, label: str, rows: int, size: int, out: int) -
             "norm_weight_M": 1 + place.normal(seed + 3, out, scale=0.1),
             "eps": EPS,
         }
-        dims = {"N": rows, "M": out}
+        dims = {"T": rows, "N": rows, "M": out}
         return OpCase(label, args, dims, mutates=("residual_NM",), view=_with_residual)
 
     elements = rows * size + out * size + 3 * rows * out
