@@ -181,6 +181,8 @@ REQUEST_FAULTS: dict[str, tuple[RecRequest, str, str]] = {
     "a deadline that is a word": (
         by_ids(deadline_s="x"), "deadline_s", "must be seconds of time.monotonic.., got 'x'"),
     "a deadline that is no number": (by_ids(deadline_s=float("nan")), "deadline_s", "got nan"),
+    "a deadline beyond every clock": (
+        by_ids(deadline_s=10**400), "deadline_s", "got an integer of 1329 bits"),
     "an unknown option": (
         by_ids(on_unknown="bogus"), "on_unknown", "must be one of skip, error, got 'bogus'"),
     "long request id": (by_ids(request_id="x" * 11), "request_id", "at most .* = 10 characters"),

@@ -18,6 +18,16 @@ Violations = list[tuple[str, str]]
 _INT64 = np.iinfo(np.int64)
 
 
+def _is_time(value: object) -> bool:
+    """A whole number beyond every float is none."""
+    if not isinstance(value, (int, float)):
+        return False
+    try:
+        return not math.isnan(value)
+    except OverflowError:
+        return False
+
+
 def check_types(request: RecRequest) -> Violations:
     """Every field whose value is not of the type it is declared with, as (field, text)."""
     found: Violations = []
@@ -25,7 +35,7 @@ def check_types(request: RecRequest) -> Violations:
     if not isinstance(request_id, str):
         found.append(("request_id", f"must be a string, got {type(request_id).__name__}"))
     deadline = request.deadline_s
-    if deadline is not None and (not isinstance(deadline, (int, float)) or math.isnan(deadline)):
+    if deadline is not None and not _is_time(deadline):
         found.append(("deadline_s", f"must be seconds of time.monotonic(), got {shown(deadline)}"))
     checks: dict[str, Callable[[object], str | None]] = {
         "history_item_ids": _why_no_int64s,
