@@ -36,7 +36,7 @@ def test_pages_and_bytes_of_a_history(tmp_path: Path) -> None:
             search=SearchDefaults(beam_width=width),
             limits=LimitsConfig(max_prompt_tokens=128, max_beam_width=width),
             scheduler=SchedulerConfig(
-                max_batch_rows=width, max_batch_tokens=128, max_batch_histories=2, max_wait_ms=0.0
+                max_batch_rows=width, max_batch_tokens=128, max_batch_histories=1, max_wait_ms=0.0
             ),
             cache=CacheConfig(page_size_tokens=PAGE, prefix_cache=False),
         )
