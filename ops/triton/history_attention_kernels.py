@@ -273,12 +273,15 @@ def combine_splits_kernel(
         is_pair_P = pair_P < num_pairs
         is_used_PD = is_pair_P[:, None] & (d_D[None, :] < D)
         largest_P = tl.full((TILE_PAIRS,), LEAST, tl.float32)
+        # a scalar of the host's Python makes no mask in every interpreter: the part's number is compared as a vector
+        no_part_P = tl.zeros((TILE_PAIRS,), tl.int32)
         for first in range(0, num_splits, PARTS):
             # element-wise, not a reduction over parts: a compiler pass gives up on one whose result is used several times
             for i in tl.static_range(PARTS):
+                is_part_P = is_pair_P & (no_part_P + (first + i) < num_splits)
                 lse_P = tl.load(
                     part_lse_ptr + tl.cast(first + i, tl.int64) * num_pairs + pair_P,
-                    mask=is_pair_P & (first + i < num_splits),
+                    mask=is_part_P,
                     other=float("-inf"),
                 )
                 largest_P = tl.maximum(largest_P, lse_P)
@@ -286,14 +289,12 @@ def combine_splits_kernel(
         sum_PD = tl.zeros((TILE_PAIRS, D_PAD), tl.float32)
         for first in range(0, num_splits, PARTS):
             for i in tl.static_range(PARTS):
-                is_part = first + i < num_splits
+                is_part_P = is_pair_P & (no_part_P + (first + i) < num_splits)
                 place_P = tl.cast(first + i, tl.int64) * num_pairs + pair_P
-                lse_P = tl.load(
-                    part_lse_ptr + place_P, mask=is_pair_P & is_part, other=float("-inf")
-                )
+                lse_P = tl.load(part_lse_ptr + place_P, mask=is_part_P, other=float("-inf"))
                 part_PD = tl.load(
                     part_ptr + place_P[:, None] * D + d_D[None, :],
-                    mask=is_used_PD & is_part,
+                    mask=is_used_PD & is_part_P[:, None],
                     other=0.0,
                 )
                 weight_P = tl.exp(lse_P - largest_P)
