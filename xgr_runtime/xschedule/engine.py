@@ -202,6 +202,7 @@ class Engine(EngineLoop):
             return
         except EngineClosed:
             raise
+        # Whatever a capture raises, the version is loaded and answers op by op; its activation tries again.
         except Exception:
             logger.exception("catalogue %s: version %s lacks graphs", name, version)
 

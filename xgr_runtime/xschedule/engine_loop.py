@@ -213,6 +213,7 @@ class EngineLoop:
         while self._in_flight:
             try:
                 self._give_back(self._in_flight.take().scheduled, None)
+            # The loop is dead already: one batch that cannot be given back must not keep the others' from it.
             except Exception:
                 logger.exception("a batch in flight could not be given back")
 
