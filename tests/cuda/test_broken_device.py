@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import warnings
@@ -55,7 +56,9 @@ def test_the_run_ends_with_the_test_that_broke_the_device(tmp_path: Path) -> Non
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
     command += ["-c", str(ROOT / "pyproject.toml"), f"--confcutdir={tmp_path}"]
     command += [f"--rootdir={tmp_path}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    # Whatever other plugins are installed there, and whether this run is spread over processes.
+    env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
     lost = "test_it.py::test_fatal broke a device: RuntimeError: an illegal memory access"
     assert f"{lost}; this process ends" in done.stdout

@@ -110,6 +110,30 @@ def test_an_event_beside_a_capture_waits_for_its_end(device: Device) -> None:
     assert x.tolist() == [1.0] * 4
 
 
+def test_a_capture_that_failed_leaves_room_for_the_next(device: Device) -> None:
+    """Waiting for the device inside a capture makes the driver end it, with torch's allocator still in the middle of it."""
+    x = torch.ones(4, device=device.torch_device)
+    stream = torch.cuda.current_stream()
+
+    def wait() -> None:
+        assert x.tolist()
+
+    def add_one() -> None:
+        x.add_(1)
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="captur"):
+            device.capture("wait", wait)
+    assert torch.cuda.current_stream() == stream
+    graph = device.capture("add", add_one)
+    device.synchronize()
+    x.zero_()
+    with device.segment("add"):
+        graph.replay()
+    device.synchronize()
+    assert x.tolist() == [1.0] * 4
+
+
 def test_a_loaded_slot_can_be_freed_at_once(device: Device, tmp_path: Path) -> None:
     """What takes its memory next is not written into by copies of the load that are still to come."""
     catalog = Catalog.open(write_catalog(tmp_path / "items.xgr", random_catalog(3, 300, TOKENS)))
@@ -117,9 +141,9 @@ def test_a_loaded_slot_can_be_freed_at_once(device: Device, tmp_path: Path) -> N
     slot = CatalogSlot(plan_slot(catalog, CacheConfig()), device, 2, 1)
     sizes = [level.alive_RE.shape for level in slot.levels]
     torch.cuda.synchronize()
-    with device.segment("busy"):
-        keep_busy()  # a batch that runs meanwhile: the copies come after it
-    busy = device.record_event()
+    with device.on("loads"):
+        keep_busy()  # so that the copies are still to come when the load has asked for them
+        busy = device.record_event()
     slot.load(catalog)
     assert busy.is_done()
     slot.free()

@@ -81,9 +81,10 @@ def level_logsumexp(dtype: torch.dtype) -> Iterator[OpCase]:
 
 def flag_failed_searches(dtype: torch.dtype) -> Iterator[OpCase]:
     def view(args: Args, result: Any) -> dict[str, torch.Tensor]:
-        rows, num_searches = args["rows"], args["status_S1"].shape[0] - 1
+        rows = args["rows"]
+        is_searched_N = rows.search_of_row_N < args["status_S1"].shape[0] - 1
         return {
-            "scores of searches": rows.scores_N[rows.search_of_row_N < num_searches],
+            "scores of searches": torch.where(is_searched_N, rows.scores_N, 0.0),
             "status_S1": args["status_S1"],
         }
 

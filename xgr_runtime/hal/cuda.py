@@ -13,8 +13,8 @@ recorded into the graph's stream or break it, so captures exclude both.
 
 import math
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -132,7 +132,7 @@ class CudaDevice:
         self._default = torch.cuda.default_stream(self.torch_device)
         self._lock = threading.Lock()
         self._open = threading.local()  # the stream of the lane or segment that this thread is in
-        self._pool: Any = None  # torch gives an opaque handle
+        self._pool: Any = torch.cuda.graph_pool_handle()  # opaque
 
     def pinned_empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
@@ -183,13 +183,24 @@ class CudaDevice:
         with (
             self._lock,
             no_collection(),
+            self._capture_may_fail(),
             torch.cuda.graph(
                 graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
             ),
         ):
             fn()
-        self._pool = self._pool or graph.pool()
         return _CudaGraph(graph)
+
+    @contextmanager
+    def _capture_may_fail(self) -> Iterator[None]:
+        """Where the driver ended a capture, torch stays on its stream and goes on recording into the pool: both end here."""
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        except BaseException:
+            with suppress(RuntimeError):  # not recording: the capture had ended by itself
+                torch._C._cuda_endAllocateToPool(self.torch_device.index, self._pool)
+            raise
 
     def enter(self, stream: torch.cuda.Stream) -> None:
         """What this thread issues from now on belongs to that stream of a lane."""
