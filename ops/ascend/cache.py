@@ -9,11 +9,18 @@ token's row, I rows of a tile.
 
 import torch
 
-from xgr_runtime.hal.ops.cache import reorder_unshared_kv, write_shared_kv, write_unshared_kv
+from xgr_runtime.hal.ops.cache import (
+    copy_page_starts,
+    reorder_unshared_kv,
+    write_shared_kv,
+    write_unshared_kv,
+)
 from xgr_runtime.hal.registry import OpSpec, impl
 
 from .limits import EXACT_IN_FP32, refuse_dtype, refuse_size, refuse_soc
 from .reorder_plan import plan_moves
+
+_COPY_BYTES = 1 << 26  # of keys and values that a copy of pages holds at a time
 
 
 def _accepts_writes(spec: OpSpec) -> str | None:
@@ -43,6 +50,32 @@ def write_shared_kv_npu(
     slot_T1 = slot_T.unsqueeze(1)
     for pages, rows_TGD in ((k_pages, k_TGD), (v_pages, v_TGD)):
         torch.ops.npu.npu_scatter_nd_update_(pages.view(-1, *pages.shape[2:]), slot_T1, rows_TGD)
+
+
+@impl(copy_page_starts, provider="torch_npu", device="npu", accepts=_accepts_writes)
+def copy_page_starts_npu(
+    kv_pages: torch.Tensor,
+    source_H: torch.Tensor,
+    target_H: torch.Tensor,
+    num_tokens_H: torch.Tensor,
+) -> None:
+    """As many layers at a time as the scratch holds; what is not copied writes the null page with its own content."""
+    num_layers, num_pages, page_size = kv_pages.shape[:3]
+    layer_rows = num_pages * page_size
+    assert num_layers * layer_rows < 1 << 31, "rows are counted in int32"
+    rows_E = kv_pages.view(num_layers * layer_rows, -1)
+    token_P = torch.arange(page_size, dtype=torch.int32, device=kv_pages.device)
+    is_copied_HP = token_P < num_tokens_H.unsqueeze(1)
+    from_M = torch.where(is_copied_HP, source_H.unsqueeze(1) * page_size + token_P, token_P)
+    to_M = torch.where(is_copied_HP, target_H.unsqueeze(1) * page_size + token_P, token_P)
+    layer_X1 = torch.arange(num_layers, dtype=torch.int32, device=kv_pages.device).unsqueeze(1)
+    layer_X1 = layer_X1 * layer_rows
+    step = max(1, _COPY_BYTES // max(1, from_M.numel() * rows_E[0].nbytes))
+    for first in range(0, num_layers, step):
+        layers_I1 = layer_X1[first : first + step]
+        kept_IE = torch.index_select(rows_E, 0, (layers_I1 + from_M.flatten()).flatten())
+        to_I1 = (layers_I1 + to_M.flatten()).view(-1, 1)
+        torch.ops.npu.npu_scatter_nd_update_(rows_E, to_I1, kept_IE)
 
 
 @impl(write_unshared_kv, provider="torch_npu", device="npu", accepts=_accepts_writes)

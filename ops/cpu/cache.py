@@ -1,8 +1,13 @@
-"""The reorder on the CPU: only rows that move are copied (the reference, whose shapes are fixed, copies all)."""
+"""Copies and the reorder on the CPU: only what moves is copied (the references, whose shapes are fixed, copy all)."""
 
 from typing import TYPE_CHECKING
 
-from xgr_runtime.hal.ops.cache import move_slots, plan_reorder, reorder_unshared_kv
+from xgr_runtime.hal.ops.cache import (
+    copy_page_starts,
+    move_slots,
+    plan_reorder,
+    reorder_unshared_kv,
+)
 from xgr_runtime.hal.registry import impl
 
 if TYPE_CHECKING:
@@ -27,3 +32,16 @@ def reorder_moving_rows(
     moving = (src_N != dst_N).nonzero().squeeze(1)
     move_slots(kv_rows, src_N[moving], dst_N[moving], num_tokens, tile)
     slot_out_N.copy_(dst_N)
+
+
+@impl(copy_page_starts, provider="torch", device="cpu")
+def copy_used_page_starts(
+    kv_pages: "torch.Tensor",
+    source_H: "torch.Tensor",
+    target_H: "torch.Tensor",
+    num_tokens_H: "torch.Tensor",
+) -> None:
+    """One copy over all layers for each history that has something to copy."""
+    copies = zip(source_H.tolist(), target_H.tolist(), num_tokens_H.tolist(), strict=True)
+    for source, target, num_tokens in copies:
+        kv_pages[:, target, :num_tokens] = kv_pages[:, source, :num_tokens]

@@ -11,14 +11,15 @@ take a row's tokens as one run of memory, would need both forms.
 from typing import TYPE_CHECKING
 
 from xgr_runtime.hal.ops.cache import (
+    copy_page_starts,
     reorder_unshared_kv,
     write_shared_kv,
     write_unshared_kv,
 )
 from xgr_runtime.hal.registry import OpSpec, impl
 
-from ..triton.cache import launch_move_slots, launch_write_rows
-from ..triton.cache_kernels import move_slots_kernel, write_rows_kernel
+from ..triton.cache import launch_copy_page_starts, launch_move_slots, launch_write_rows
+from ..triton.cache_kernels import copy_page_starts_kernel, move_slots_kernel, write_rows_kernel
 from ..triton.launch import why_dtype_refused
 from ..triton.reorder import launch_plan_reorder
 from .rules import RULES
@@ -45,6 +46,21 @@ def write_rows_of_pages(
 ) -> None:
     """Keys and values in one kernel."""
     launch_write_rows(k_TGD, v_TGD, k_pages.flatten(0, 1), v_pages.flatten(0, 1), slot_T, RULES)
+
+
+def _accepts_copy(spec: OpSpec) -> str | None:
+    return why_dtype_refused(copy_page_starts_kernel, spec.dtype)
+
+
+@impl(copy_page_starts, provider="triton", device="cuda", accepts=_accepts_copy)
+def copy_page_starts_of_all_layers(
+    kv_pages: "torch.Tensor",
+    source_H: "torch.Tensor",
+    target_H: "torch.Tensor",
+    num_tokens_H: "torch.Tensor",
+) -> None:
+    """One kernel for all histories and layers."""
+    launch_copy_page_starts(kv_pages, source_H, target_H, num_tokens_H, RULES)
 
 
 @impl(write_unshared_kv, provider="triton", device="cuda", accepts=_accepts_write)

@@ -5,8 +5,11 @@ X layers times two (K and V), N rows, G KV heads, D head dim, R rounds.
 
 import torch
 
-from .cache_kernels import move_slots_kernel, write_rows_kernel
+from .cache_kernels import copy_page_starts_kernel, move_slots_kernel, write_rows_kernel
 from .launch import LaunchRules, check_dtype, check_rows_dense, next_power_of_two
+
+# Programs that share the run of a layer: one history of 56 layers fills a GPU, and those of a batch that copy nothing end soon.
+COPY_PARTS = 16
 
 
 def launch_write_rows(
@@ -52,6 +55,50 @@ def launch_write_rows(
         v_slots.stride(0),
         ROW=row,
         TILE=min(next_power_of_two(row), rules.max_tile_elements),
+        **rules.options,
+    )
+
+
+def launch_copy_page_starts(
+    kv_pages: torch.Tensor,
+    source_H: torch.Tensor,
+    target_H: torch.Tensor,
+    num_tokens_H: torch.Tensor,
+    rules: LaunchRules,
+) -> None:
+    """Copy the first num_tokens_H tokens of pages source_H to pages target_H in every layer.
+
+    Args:
+        kv_pages: [X, P, page_size, G, D], at most 2**31 elements a page; MUTATED.
+        source_H: int32 [H], nobody's target.
+        target_H: int32 [H], distinct where num_tokens_H is not 0.
+        num_tokens_H: int32 [H].
+        rules: of the device.
+
+    Raises:
+        ValueError: a dtype or strides it cannot take.
+    """
+    check_dtype(copy_page_starts_kernel, kv_pages.dtype)
+    check_rows_dense("kv_pages", kv_pages, 3)
+    num_layers, _, page_size, num_heads, dim = kv_pages.shape
+    token = num_heads * dim
+    # one tile is all that a program holds
+    tile = min(next_power_of_two(page_size * token), 2 * rules.max_tile_elements)
+    num_parts = min(COPY_PARTS, -(-page_size * token // tile))
+    num_items = source_H.shape[0] * num_layers * num_parts
+    copy_page_starts_kernel[rules.grid(num_items)](
+        kv_pages,
+        kv_pages,
+        source_H,
+        target_H,
+        num_tokens_H,
+        num_items,
+        num_layers,
+        kv_pages.stride(0),
+        kv_pages.stride(1),
+        NUM_PARTS=num_parts,
+        TOKEN=token,
+        TILE=tile,
         **rules.options,
     )
 

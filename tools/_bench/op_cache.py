@@ -1,4 +1,4 @@
-"""Rotation, cache writes and the reorder of beams: the tokens of eight histories of 1,024, one token of 8 x 512 beams."""
+"""Rotation, cache writes, copies of pages and the reorder of beams: eight histories of 1,024 tokens, one token of 8 x 512 beams."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ HISTORIES, LENGTH, BEAMS = 8, 1024, 4096
 INPUTS = (1024, 2048)  # of the product before, as the measured models have
 # searches x beams whose own keys and values are reordered, of all layers
 REORDERS = ((1, 512), (8, 512), (8, 1024))
+# histories that copy the beginning of a page of all layers, and how many tokens: what 1,000 tokens leave behind 7 full pages
+COPIES = ((1, 104), (8, 104))
 
 
 def works(place: Place) -> Iterator[OpWork]:
-    """Of one layer; the reorder of all layers."""
+    """Of one layer; copies of pages and the reorder of all layers."""
     heads = heads_of(place)
     paged = _Paged(place, heads, 2, 5) if place.is_tiny else _Paged(place, heads, HISTORIES, LENGTH)
     rows = _Rows(place, heads, 5 if place.is_tiny else BEAMS)
@@ -39,6 +41,8 @@ def works(place: Place) -> Iterator[OpWork]:
         for inputs in (32,) if place.is_tiny else INPUTS:
             yield _with_product(store, inputs, stored / 2)
     yield OpWork("rotary_embedding", paged.label, paged.rotate, 0.0, paged.count * float(turned))
+    for histories, tokens in ((2, 5),) if place.is_tiny else COPIES:
+        yield _copies(place, heads, histories, tokens)
     for searches, width in ((2, 5),) if place.is_tiny else REORDERS:
         yield _reorder(place, heads, searches, width)
 
@@ -162,6 +166,30 @@ def _projections(store: _Paged | _Rows, seed: int) -> dict[str, Any]:
         f"cos_{letter}D": angles.cos(),
         f"sin_{letter}D": angles.sin(),
     }
+
+
+def _copies(place: Place, heads: Heads, histories: int, tokens: int) -> OpWork:
+    planes = 4 if place.is_tiny else 2 * 28
+    label = f"{histories} x {tokens} tokens, {planes} planes"
+
+    def draw(seed: int) -> OpCase:
+        pages = 1 + place.permutation(seed, 2 * histories).int()
+        args = {
+            "kv_pages": place.normal(
+                seed, planes, 1 + 2 * histories, heads.page, heads.kv, heads.size
+            ),
+            "source_H": pages[:histories].contiguous(),
+            "target_H": pages[histories:].contiguous(),
+            "num_tokens_H": place.int32([tokens] * histories),
+        }
+        return OpCase(label, args, {"H": histories, **heads.dims}, True, ("kv_pages",), _copied)
+
+    token = planes * heads.kv * heads.size * place.dtype.itemsize
+    return OpWork("copy_page_starts", label, draw, 0.0, 2.0 * histories * tokens * token)
+
+
+def _copied(args: Mapping[str, Any], result: Any) -> dict[str, torch.Tensor]:
+    return {"kv": args["kv_pages"]}
 
 
 def _reorder(place: Place, heads: Heads, searches: int, width: int) -> OpWork:

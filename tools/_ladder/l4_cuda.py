@@ -25,6 +25,7 @@ DTYPES = (torch.float32, torch.float16)
 HISTORY_OPS = ("prefill_attention", "shared_attention")
 LAYER_OPS = (
     "add_rms_norm",
+    "copy_page_starts",
     "rms_norm",
     "rope_write_shared_kv",
     "rope_write_unshared_kv",

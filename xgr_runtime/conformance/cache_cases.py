@@ -1,4 +1,4 @@
-"""Cases of the cache ops: writing keys and values, and moving beams' own ones."""
+"""Cases of the cache ops: writing keys and values, copying beginnings of pages, and moving beams' own ones."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -32,6 +32,33 @@ def write_shared_kv(dtype: torch.dtype) -> Iterator[OpCase]:
             dims = {"T": len(slots) + padding, "G": heads, "D": dim, "page_size": size}
             written = ("k_pages", "v_pages")
             yield OpCase(f"{label}, padding {padding}", args, dims, True, written, view)
+
+
+def copy_page_starts(dtype: torch.dtype) -> Iterator[OpCase]:
+    shapes = {
+        "one token": (1, 2, 3, [1]),
+        "none": (2, 4, 3, [0, 0]),
+        "odd": (3, 5, 6, [3, 0, 5, 2]),
+        "pages of 16": (2, 16, 64, [15, 16, 1]),
+        "pages of 128": (2, 128, 128, [104, 0, 127]),
+        "many": (1, 16, 16, [index % 17 for index in range(33)]),
+    }
+    for label, (heads, size, dim, num_tokens) in shapes.items():
+        number = len(num_tokens)
+        pages = 1 + np.random.default_rng(4).permutation(2 * number)
+        source, target = pages[:number], pages[number:]
+        source[1:] = np.where(np.arange(1, number) % 3 == 1, source[0], source[1:])  # is shared
+        is_copied = np.asarray(num_tokens) > 0
+        args = {
+            "kv_pages": normal(19, 6, 1 + 2 * number, size, heads, dim, dtype=dtype),
+            "source_H": int32(source * is_copied),
+            "target_H": int32(target * is_copied),
+            "num_tokens_H": int32(num_tokens),
+        }
+        dims = {"H": number, "G": heads, "D": dim, "page_size": size}
+        yield OpCase(
+            label, args, dims, True, ("kv_pages",), lambda args, _: {"kv": args["kv_pages"]}
+        )
 
 
 def write_unshared_kv(dtype: torch.dtype) -> Iterator[OpCase]:

@@ -10,6 +10,7 @@ from xgr_runtime.conformance.attention_cases import (
     unshared_attention,
 )
 from xgr_runtime.conformance.cache_cases import (
+    copy_page_starts,
     reorder_unshared_kv,
     write_shared_kv,
     write_unshared_kv,
@@ -58,6 +59,7 @@ GENERATORS: Mapping[str, Generator] = {
         merge_attention_states,
         beam_attention,
         write_shared_kv,
+        copy_page_starts,
         write_unshared_kv,
         reorder_unshared_kv,
         rope_write_shared_kv,

@@ -1,4 +1,4 @@
-"""Writing keys and values, and moving beams' own keys and values to their children, in place.
+"""Writing keys and values, copying the beginnings of pages, and moving beams' own keys and values to their children, in place.
 
 Reorder: rows map to slots. The first child of a parent keeps the parent's slot, further children take slots of the
 same search that no child reads from. Hence no slot is both read and written (a kept slot is only ever rewritten with
@@ -33,6 +33,33 @@ def write_shared_kv(
     """
     k_pages.flatten(0, 1).index_copy_(0, slot_T, k_TGD)
     v_pages.flatten(0, 1).index_copy_(0, slot_T, v_TGD)
+
+
+@op
+def copy_page_starts(
+    kv_pages: torch.Tensor,
+    source_H: torch.Tensor,
+    target_H: torch.Tensor,
+    num_tokens_H: torch.Tensor,
+) -> None:
+    """Copy the first tokens of a page to another page for each history, in all layers.
+
+    Args:
+        kv_pages: [X, P, page_size, G, D], contiguous, all layers, K and V stacked; MUTATED in place.
+        source_H: int32 [H], the page that is read, nobody's target.
+        target_H: int32 [H], the page that is written; distinct where something is copied.
+        num_tokens_H: int32 [H], in [0, page_size]; 0: nothing is copied, and the pages are page 0, the null page.
+    """
+    page_size = kv_pages.shape[2]
+    token_P = torch.arange(page_size, device=kv_pages.device)
+    is_copied_HP = token_P < num_tokens_H.unsqueeze(1)
+    # Whatever is not copied stays: it is written with its own content, in the null page.
+    from_T = (source_H.long().unsqueeze(1) * page_size + token_P).where(is_copied_HP, token_P)
+    to_T = (target_H.long().unsqueeze(1) * page_size + token_P).where(is_copied_HP, token_P)
+    for pages in kv_pages.flatten(
+        1, 2
+    ):  # a layer at a time: all of them would need as much memory again
+        pages.index_copy_(0, to_T.flatten(), pages.index_select(0, from_T.flatten()))
 
 
 @op
