@@ -1,0 +1,208 @@
+"""A prefill's attention of few new tokens on NVIDIA's Hopper GPUs: a prefix hit, and the last layer's one token a history.
+
+H histories, T new tokens, Q query heads, G KV heads, D head dim, X = Q // G.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from triton.experimental.gluon.language import NVMMASharedLayout
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.runtime.interpreter import InterpretedFunction
+
+from xgr_runtime.hal.ops.attention import prefill_attention
+from xgr_runtime.hal.registry import OpSpec, impl
+
+from ..triton.history_attention_kernels import history_attention_kernel
+from ..triton.launch import check_rows_dense
+from .attention import prefill_attention_in_tiles
+from .short_prefill_attention_kernels import short_prefill_attention_kernel
+from .short_prefill_join_kernels import join_short_prefill_kernel
+
+CAPABILITY = "sm_90"  # its instructions exist on no other generation
+ROWS = 64  # query rows of a tile
+SEGMENTS = 64  # places for the histories of a call
+HEAD_DIMS = (64, 128)
+MOST_ROWS = 256  # new tokens
+
+
+@dataclass(frozen=True)
+class ShortTiles:
+    """How a call is cut.
+
+    keys: of a tile, a power of two that divides the page size. stages: key tiles on the chip. programs: how many parts of keys
+    are made for, 132 cores or twice as many. most_parts: a power of two. join_pairs, join_warps: (row, head) pairs and warps of
+    a program that joins. is_early: read cached keys while the kernel in front still works.
+    """
+
+    keys: int = 64
+    stages: int = 3
+    programs: int = 264
+    most_parts: int = 16
+    join_pairs: int = 4
+    join_warps: int = 4
+    is_early: bool = True
+
+
+TILES = ShortTiles()
+
+
+def _accepts(spec: OpSpec) -> str | None:
+    if spec.capability not in ("", CAPABILITY):
+        return f"needs a GPU of capability {CAPABILITY}, got {spec.capability}"
+    if isinstance(history_attention_kernel, InterpretedFunction):
+        return "copies by barrier cannot be interpreted (TRITON_INTERPRET unset)"
+    if spec.dtype not in (torch.float16, torch.bfloat16):
+        return f"takes torch.float16 and torch.bfloat16, got {spec.dtype}"
+    if spec.dims.get("H", 1) >= SEGMENTS:
+        return f"H must be below {SEGMENTS}, got {spec.dims['H']}"
+    if spec.dims.get("T", 1) > MOST_ROWS:
+        return f"T must be at most {MOST_ROWS}, got {spec.dims['T']}"
+    if spec.dims.get("D", HEAD_DIMS[0]) not in HEAD_DIMS:
+        return f"D must be {' or '.join(map(str, HEAD_DIMS))}, got {spec.dims['D']}"
+    if spec.dims.get("page_size", TILES.keys) % TILES.keys:
+        return f"page_size must be a multiple of {TILES.keys}, got {spec.dims['page_size']}"
+    num_heads, num_kv_heads = spec.dims.get("Q", 1), spec.dims.get("G", 1)
+    group = num_heads // num_kv_heads
+    if num_heads % num_kv_heads or group & (group - 1) or group > ROWS:
+        return f"Q // G must be a power of two up to {ROWS}, got {num_heads} and {num_kv_heads}"
+    return None
+
+
+@impl(prefill_attention, provider="gluon-short", device="cuda", accepts=_accepts)
+def prefill_attention_of_few_tokens(
+    q_TQD: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    page_table_HP: torch.Tensor,
+    q_start_H1: torch.Tensor,
+    kv_len_H: torch.Tensor,
+    scale: float,
+    max_q: int,
+    max_kv: int,
+    q_starts: tuple[int, ...],
+    kv_lens: tuple[int, ...],
+) -> torch.Tensor:
+    """Two kernels; the host's numbers are not read.
+
+    The kernel in front on the stream may write the queries and the new tokens' keys and values; starts, lengths, the page table
+    and the cached tokens have to be there before it.
+    """
+    arrays = (q_TQD, k_pages, v_pages, page_table_HP, q_start_H1, kv_len_H)
+    if q_TQD.shape[0] > MOST_ROWS or kv_len_H.shape[0] >= SEGMENTS:
+        return prefill_attention_in_tiles(*arrays, scale, max_q, max_kv, q_starts, kv_lens)
+    return launch_short_prefill_attention(*arrays, scale, max_q, max_kv, TILES)
+
+
+def launch_short_prefill_attention(
+    q_TQD: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    page_table_HP: torch.Tensor,
+    q_start_H1: torch.Tensor,
+    kv_len_H: torch.Tensor,
+    scale: float,
+    max_q: int,
+    max_kv: int,
+    tiles: ShortTiles,
+) -> torch.Tensor:
+    """[T, Q, D] as `prefill_attention` in xgr_runtime.hal.ops; rows of no history are 0.
+
+    The parts are memory of this call from torch's allocator: in a captured graph it is the graph's pool, and whoever gets it
+    next on the stream writes it behind the kernel that reads it here.
+
+    Raises:
+        ValueError: strides, a scale or a number of histories that it cannot take.
+    """
+    _check(q_TQD, k_pages, v_pages, page_table_HP, kv_len_H, scale)
+    num_rows, num_heads, head_dim = q_TQD.shape
+    num_histories, num_kv_heads = kv_len_H.shape[0], k_pages.shape[2]
+    out_TQD = torch.empty_like(q_TQD)
+    if num_rows == 0:
+        return out_TQD
+    group = num_heads // num_kv_heads
+    # each history may end in a tile that is not full
+    num_tiles = min(
+        num_rows * group // ROWS + num_histories, num_histories * -(-max_q * group // ROWS)
+    )
+    most_parts = min(tiles.most_parts, -(-max_kv // tiles.keys))
+    num_programs = num_tiles * num_kv_heads
+    num_pairs = max(1, min(most_parts * num_rows * num_heads, tiles.programs * ROWS))
+    part_out = q_TQD.new_empty((num_pairs, head_dim), dtype=torch.float32)
+    part_lse = q_TQD.new_empty(num_pairs, dtype=torch.float32)
+    constants = {
+        "G": num_kv_heads,
+        "X": group,
+        "D": head_dim,
+        "SEGMENTS": SEGMENTS,
+        "KEYS": tiles.keys,
+        "PROGRAMS": tiles.programs,
+        "MOST_PARTS": tiles.most_parts,
+        "EARLY": tiles.is_early,
+        "launch_pdl": True,  # starts before the kernel in front of it has ended
+    }
+    short_prefill_attention_kernel[(min(num_programs * most_parts, max(num_programs, tiles.programs)),)](
+        _descriptor(k_pages, tiles.keys),
+        _descriptor(v_pages, tiles.keys),
+        q_TQD,
+        page_table_HP,
+        q_start_H1,
+        kv_len_H,
+        out_TQD,
+        part_out,
+        part_lse,
+        num_histories,
+        page_table_HP.stride(0),
+        scale,
+        PAGE_SIZE=k_pages.shape[1],
+        STAGES=tiles.stages,
+        num_warps=4,
+        **constants,
+    )  # fmt: skip
+    join_short_prefill_kernel[(-(-num_rows * num_heads // tiles.join_pairs),)](
+        part_out,
+        part_lse,
+        out_TQD,
+        q_start_H1,
+        kv_len_H,
+        num_rows,
+        num_histories,
+        TILE_PAIRS=tiles.join_pairs,
+        num_warps=tiles.join_warps,
+        **constants,
+    )
+    return out_TQD
+
+
+def _check(
+    q_TQD: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    page_table_HP: torch.Tensor,
+    kv_len_H: torch.Tensor,
+    scale: float,
+) -> None:
+    if not scale > 0.0:
+        raise ValueError(f"scale must be above 0, got {scale}")
+    if kv_len_H.shape[0] >= SEGMENTS:
+        raise ValueError(f"takes {SEGMENTS - 1} histories at most, got {kv_len_H.shape[0]}")
+    for name, states, num_dims in (
+        ("q", q_TQD, 3),
+        ("k_pages", k_pages, 4),
+        ("v_pages", v_pages, 4),
+        ("page_table_HP", page_table_HP, 1),
+    ):
+        check_rows_dense(name, states, num_dims)
+
+
+def _descriptor(pages: torch.Tensor, keys: int) -> TensorDescriptor:
+    """Of tiles [1, keys, D] of pages, whose KV heads lie side by side."""
+    num_pages, page_size, num_kv_heads, head_dim = pages.shape
+    row_elements = num_kv_heads * head_dim
+    return TensorDescriptor(
+        pages,
+        [num_pages, page_size, row_elements],
+        [page_size * row_elements, row_elements, 1],
+        [1, keys, head_dim],
+        NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3),
+    )
