@@ -54,6 +54,11 @@ FEW_ROWS = {
         [1, 1], [2177, 0], 4, 2, 128, 128, ([1, 1],)
     ),
 }
+# A few new tokens behind many cached ones, as a prefix hit leaves them.
+HITS = {
+    "a prefix hit": Histories([33], [2050], 4, 2, 128, 128, ()),
+    "prefix hits": Histories([40, 1, 0, 5], [700, 1290, 64, 5], 4, 2, 64, 128, ()),
+}
 LARGE_PAGE = 128  # as fused kernels want them
 # One query row per history, as the last layer of a prefill asks; padding histories have a row and no tokens.
 LAST_ONLY = {
@@ -87,6 +92,8 @@ def prefill_attention(dtype: torch.dtype) -> Iterator[OpCase]:
             yield _prefill(f"{label}, padding {padding}", histories, dtype, padding)
     for label, histories in LAST_ONLY.items():
         yield _prefill(f"last rows, {label}", histories, dtype, 0)
+    for label, histories in HITS.items():
+        yield _prefill(label, histories, dtype, 2)
     yield _prefill("pages of 128, many heads", MANY_HEADS, dtype, 0)
 
 
