@@ -81,22 +81,24 @@ def _find_item(
 
 
 @gluon.jit
+def _page(pages, tile, end_tile, PAGE_SIZE: gl.constexpr, KEYS: gl.constexpr):
+    """The page of a key tile. It is asked for well before the tile is: the warps need not wait for it."""
+    return gl.load(
+        pages + tile * KEYS // PAGE_SIZE, mask=tile < end_tile, other=0, cache_modifier=".cg"
+    )
+
+
+@gluon.jit
 def _load_tile(
-    k_desc, v_desc, pages, tile, stage, length, g, k_smem, v_smem, k_full, v_full,
+    k_desc, v_desc, page, tile, length, g, k_s, v_s, k_full, v_full, is_wanted,
     D: gl.constexpr, PAGE_SIZE: gl.constexpr, KEYS: gl.constexpr,
 ):  # fmt: skip
     first = tile * KEYS
-    place = first // PAGE_SIZE
-    page = gl.load(pages + place, cache_modifier=".cg")
-    row = gl.minimum(first, length - KEYS) - place * PAGE_SIZE
-    mbarrier.expect(k_full.index(stage), KEYS * D * 2)
-    tma.async_copy_global_to_shared(
-        k_desc, [page, row, g * D], k_full.index(stage), k_smem.index(stage)
-    )
-    mbarrier.expect(v_full.index(stage), KEYS * D * 2)
-    tma.async_copy_global_to_shared(
-        v_desc, [page, row, g * D], v_full.index(stage), v_smem.index(stage)
-    )
+    row = gl.minimum(first, length - KEYS) - first // PAGE_SIZE * PAGE_SIZE
+    mbarrier.expect(k_full, KEYS * D * 2, pred=is_wanted)
+    tma.async_copy_global_to_shared(k_desc, [page, row, g * D], k_full, k_s, pred=is_wanted)
+    mbarrier.expect(v_full, KEYS * D * 2, pred=is_wanted)
+    tma.async_copy_global_to_shared(v_desc, [page, row, g * D], v_full, v_s, pred=is_wanted)
 
 
 @gluon.jit
@@ -233,21 +235,27 @@ def short_prefill_attention_kernel(
     least = before + first_r // X + 1
     # key tiles part, part + num_parts, ..: how many of them, how many without new tokens
     reach = num_parts - 1 - part
-    num_tiles = ((end + KEYS - 1) // KEYS + reach) // num_parts
+    end_tile = (end + KEYS - 1) // KEYS
+    num_tiles = (end_tile + reach) // num_parts
     num_old = gl.minimum(num_tiles, (gl.maximum(before, 0) // KEYS + reach) // num_parts)
-    num_first = gl.minimum(num_old, STAGES) if EARLY else 0
-    for i in range(0, num_first):
-        _load_tile(
-            k_desc, v_desc, pages, part + i * num_parts, i, length, g, k_smem, v_smem, k_full, v_full,
-            D, PAGE_SIZE, KEYS,
-        )  # fmt: skip
+    first_pages = ()
+    for i in gl.static_range(STAGES):
+        first_pages += (_page(pages, part + i * num_parts, end_tile, PAGE_SIZE, KEYS),)
+    next_page = _page(pages, part + STAGES * num_parts, end_tile, PAGE_SIZE, KEYS)
     if EARLY:
+        for i in gl.static_range(STAGES):
+            _load_tile(
+                k_desc, v_desc, first_pages[i], part + i * num_parts, length, g, k_smem.index(i), v_smem.index(i),
+                k_full.index(i), v_full.index(i), i < num_old, D, PAGE_SIZE, KEYS,
+            )  # fmt: skip
         gdc_wait()
+    else:
+        num_old = 0
     _copy_queries(q_s, q_ptr, first_row, rows, first_r, g, G, X, D, LINES)
-    for i in range(num_first, gl.minimum(num_tiles, STAGES)):
+    for i in gl.static_range(STAGES):
         _load_tile(
-            k_desc, v_desc, pages, part + i * num_parts, i, length, g, k_smem, v_smem, k_full, v_full,
-            D, PAGE_SIZE, KEYS,
+            k_desc, v_desc, first_pages[i], part + i * num_parts, length, g, k_smem.index(i), v_smem.index(i),
+            k_full.index(i), v_full.index(i), (i >= num_old) & (i < num_tiles), D, PAGE_SIZE, KEYS,
         )  # fmt: skip
     scale_log2 = scale * LOG2_E
     r_R = first_r + gl.arange(0, ROWS, layout=gl.SliceLayout(1, SCORES))
@@ -268,9 +276,10 @@ def short_prefill_attention_kernel(
         if i + STAGES < num_tiles:
             gl.thread_barrier()  # all warps have read the tile
             _load_tile(
-                k_desc, v_desc, pages, part + (i + STAGES) * num_parts, stage, length, g, k_smem, v_smem, k_full, v_full,
-                D, PAGE_SIZE, KEYS,
+                k_desc, v_desc, next_page, part + (i + STAGES) * num_parts, length, g, k_smem.index(stage), v_smem.index(stage),
+                k_full.index(stage), v_full.index(stage), True, D, PAGE_SIZE, KEYS,
             )  # fmt: skip
+            next_page = _page(pages, part + (i + STAGES + 1) * num_parts, end_tile, PAGE_SIZE, KEYS)
     largest_R = gl.convert_layout(largest_R, gl.SliceLayout(1, SUMS))
     total_R = gl.convert_layout(total_R, gl.SliceLayout(1, SUMS))
     out_RD = sum_RD * (1.0 / gl.where(total_R == 0.0, 1.0, total_R))[:, None]
