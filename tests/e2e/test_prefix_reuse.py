@@ -27,6 +27,7 @@ from tests.helpers.engines import (
 )
 from tests.helpers.tiny_models import TinyShape, write_tiny_model
 from xgr_runtime.config import CacheConfig, LimitsConfig, SchedulerConfig
+from xgr_runtime.kvcache.allocator import num_pages_of
 from xgr_runtime.types import Rules, Search
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def test_growing_histories_moving_windows_pressure_and_swaps(sides: Sides) -> No
     ids = {version: {item.item_id for item in c.items} for version, c in sides.catalogs.items()}
     every = sorted(ids["v1"] | ids["v2"])
     histories = {user: rng.choice(every, 3).tolist() for user in range(8)}
-    num_cached = num_tokens = num_moved = 0
+    num_cached = num_tokens = num_moved = num_partial = 0
     starts: set[tuple[int, ...]] = set()
     for turn in range(60):
         if turn % 15 == 14:
@@ -168,7 +169,7 @@ def test_growing_histories_moving_windows_pressure_and_swaps(sides: Sides) -> No
         for one, two in zip(with_cache, without, strict=True):
             history, search = asked[one.request_id]
             assert two.num_cached_tokens == 0
-            assert one.num_cached_tokens % PAGE == 0
+            num_partial += one.num_cached_tokens % PAGE > 0
             assert one.num_cached_tokens < one.num_prompt_tokens == two.num_prompt_tokens
             version = one.results[0].catalog_version
             assert two.results[0].catalog_version == version
@@ -195,6 +196,7 @@ def test_growing_histories_moving_windows_pressure_and_swaps(sides: Sides) -> No
     assert sides.versions == {"v1", "v2"}
     assert num_moved > 15
     assert num_cached > 0.2 * num_tokens
+    assert num_partial > 30
     assert described["num_prefix_evicted_pages"] > 50, "there was no pressure"
     assert described["num_prefix_cached_tokens"] == num_cached
     assert sides.num_judged >= 15
@@ -211,10 +213,10 @@ def test_a_repeated_request_is_a_hit_and_after_a_reset_a_miss(sides: Sides) -> N
     num_tokens = first[0].num_prompt_tokens
     assert num_tokens > PAGE
     assert first[0].num_cached_tokens == 0
-    assert second[0].num_cached_tokens == (num_tokens - 1) // PAGE * PAGE
+    assert second[0].num_cached_tokens == num_tokens - 1
     assert is_row_by_row_equal(first[0], second[0])
     freed = engine.reset_prefix_cache()
-    assert freed == num_tokens // PAGE
+    assert freed == num_pages_of(num_tokens, PAGE)
     third = engine.recommend([request])
     assert same_bits(first[0], third[0])
 

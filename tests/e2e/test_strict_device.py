@@ -101,6 +101,7 @@ def test_the_engine_runs_under_the_rules(
         recording = record_batches(engine)
         for normalization in NORMALIZATIONS:
             before = engine.worker.graphs.num_captures
+            engine.reset_prefix_cache()
             run_and_check(engine, recording, oracle, pair(oracle, "first", normalization, 0))
             captured = engine.worker.graphs.num_captures
             # The prefill belongs to all normalisations: the first pair captures it.
@@ -111,11 +112,15 @@ def test_the_engine_runs_under_the_rules(
                 requests = pair(oracle, "replay", normalization, seed)
                 run_and_check(engine, recording, oracle, requests)
             assert engine.worker.graphs.num_captures == captured
+        # Users who return: their cached tokens are copied, by a graph of its own.
+        for turn in range(3):
+            run_and_check(engine, recording, oracle, pair(oracle, f"again {turn}", "vocab", 3))
+            assert engine.worker.graphs.num_captures == captured + device.is_prefill_captured
         replays = {graph.num_replays for graph in device.graphs}
         assert max(replays) >= 4
-        expected = {"inputs", "prefill", "rounds[0:4]"}
+        expected = {"inputs", "copies", "prefill", "rounds[0:4]"}
         if is_graph_per_round:
-            expected = {"inputs", "prefill", *(f"rounds[{i}:{i + 1}]" for i in range(4))}
+            expected = {*expected, *(f"rounds[{i}:{i + 1}]" for i in range(4))} - {"rounds[0:4]"}
         assert set(device.segment_names) == expected
 
 
@@ -128,6 +133,7 @@ def test_replay_equals_capture_bit_by_bit(
         recording = record_batches(engine)
         outputs = []
         for run in range(3):
+            engine.reset_prefix_cache()
             engine.recommend(pair(oracle, f"run {run}", "vocab", 7))
             group, output, _ = recording.of(f"run {run} vocab 7 0")
             starts = group.row_starts(3)
@@ -235,10 +241,14 @@ def test_replay_equals_eager_bit_by_bit(oracle: Oracle, config: RuntimeConfig) -
     answers = []
     for device in devices:
         with make_engine(config, device) as engine:
-            for turn in range(3):
+            for turn in range(4):
                 requests = [request_of(f"{turn} {i}", ids[i : i + 3], search) for i in (0, 5)]
                 answers.append(engine.recommend(requests))
+                if turn == 0:
+                    engine.reset_prefix_cache()
         assert bool(device.graphs) == device.is_capturing_supported
-    for replies in answers[1:]:
-        for one, two in zip(answers[0], replies, strict=True):
+    for number, replies in enumerate(answers):
+        is_hit = number % 4 >= 2
+        for one, two in zip(answers[2 if is_hit else 0], replies, strict=True):
             assert same_bits(one, two)
+            assert two.num_cached_tokens == (two.num_prompt_tokens - 1 if is_hit else 0)

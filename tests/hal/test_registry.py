@@ -313,6 +313,7 @@ def test_the_parts_of_every_fused_op_are_ops_that_are_bound_beside_it() -> None:
 
 def test_the_contract_names() -> None:
     assert set(all_ops()) == {
+        "copy_page_starts",
         "add_rms_norm",
         "beam_attention",
         "children_logsumexp",

@@ -42,7 +42,7 @@ TORCH_FREE = tuple(
     re.compile(pattern)
     for pattern in (
         r"xgr_runtime/(__init__|types|errors|files|shipped|config\w*)\.py",
-        r"xgr_runtime/kvcache/(allocator|prefix_cache)\.py",
+        r"xgr_runtime/kvcache/(allocator|prefix_\w+)\.py",
         r"xgr_runtime/xbeam/(catalog\w*|npz_archive|token_map|trie|rules\w*|template\w*|ranking)\.py",
         r"xgr_runtime/xschedule/(scheduler|request\w*|batch|buckets|capacities|history)\.py",
         r"xgr_runtime/xschedule/(totals|histogram|engine_stats|stage_times|rule_rows)\.py",

@@ -27,9 +27,10 @@ def test_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert report["saved_tokens_share"] == pytest.approx(
         report["num_cached_tokens"] / report["num_prompt_tokens"], abs=1e-4
     )
-    # A visit adds at most 9 tokens, and of the visit before at most 15 are not in a full page and one page is the last.
-    assert report["num_cached_tokens"] >= 6 * (60 - 16)
-    assert (report["timed_prompt_tokens"], report["timed_cached_tokens"]) == (100, 80.0)
+    # A visit adds at most 9 tokens; all of the visit before is found.
+    assert report["num_cached_tokens"] >= 6 * 60
+    assert report["timed_prompt_tokens"] == 100
+    assert 100 - 9 <= report["timed_cached_tokens"] < 100
     assert report["evicted_pages"] == 0
     assert 0 < report["time_ratio_hit_to_miss"] < 3
 

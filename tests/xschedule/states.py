@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from xgr_runtime.kvcache.prefix_cache import page_keys
+from xgr_runtime.kvcache.prefix_keys import prefix_keys
 from xgr_runtime.types import RecRequest
 from xgr_runtime.xbeam.rules import Cleared, RuleSet, TagExpression
 from xgr_runtime.xschedule.batch import BatchOutput, GroupOutput
@@ -59,7 +59,7 @@ def make_state(
     prompt: Int64Array | None = None,
     page_size: int | None = None,
 ) -> RequestState:
-    """A state as intake would make it, with an empty rule set; page keys only where a page size is given."""
+    """A state as intake would make it, with an empty rule set; prefix keys only where a page size is given."""
     token_ids = np.arange(num_tokens, dtype=np.int64) if prompt is None else prompt
     nothing = np.zeros(0, dtype=np.int32)
     edges = (np.asarray([1], dtype=np.int32) if is_excluding else nothing,) * len(widths)
@@ -85,7 +85,7 @@ def make_state(
         num_history_unknown=0,
         arrival_s=arrival_s,
         due_s=due_s if deadline_s is None else min(due_s, deadline_s),
-        page_keys=() if page_size is None else page_keys(b"root", token_ids, page_size),
+        prefix=None if page_size is None else prefix_keys(b"root", token_ids, page_size),
     )
 
 

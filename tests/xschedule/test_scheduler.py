@@ -163,6 +163,13 @@ class Simulation:
             new = slice(packed.q_start_H1[h], packed.q_start_H1[h + 1])
             num_new = new.stop - new.start
             num_cached = len(prompt) - num_new
+            source, target, num_copied = packed.copies_3H[:, h].tolist()
+            assert num_copied == num_cached % PAGE
+            assert (source, target) == (
+                (state.source_page, table[num_cached // PAGE]) if num_copied else (0, 0)
+            )
+            for i in range(num_copied):
+                self.memory[target * PAGE + i] = self.memory[source * PAGE + i]
             assert num_new >= 1
             assert state.num_cached_tokens == num_cached
             assert packed.kv_slots_T[new].tolist() == slots[num_cached:]
@@ -172,7 +179,7 @@ class Simulation:
                     "a cached page holds another prefix"
                 )
             is_failed = failed is None or h in failed
-            for i in range(num_cached, len(prompt)):
+            for i in range(num_cached - num_copied if is_failed else num_cached, len(prompt)):
                 self.memory[slots[i]] = () if is_failed else prompt[: i + 1]
         self.num_cached_tokens += packed.num_prompt_tokens - packed.num_scheduled_tokens
 
@@ -218,7 +225,9 @@ class Simulation:
         assert not set(cached) & set(new), "a page that is read is not written"
         assert 0 not in [*cached, *new], "the null page belongs to padding"
         assert all(len(s.pages) == -(-s.num_tokens // PAGE) for s in states)
-        assert self.pages.num_in_use == len({*cached, *new})
+        sources = {s.source_page for s in states if s.source_page is not None}
+        assert not sources & set(new), "a page that is copied from is not written"
+        assert self.pages.num_in_use == len({*cached, *new, *sources})
         if len(states) > 1 and self.is_counting_shared_pages:
             assert num_named(states) <= NUM_PAGES
 
@@ -486,15 +495,14 @@ def test_a_returning_user_pays_for_what_is_new() -> None:
         state = sim.add(number, plain(user=user, window=window, num_tokens=num_tokens))
         assert sim.step(0.0, is_draining=True)
         cached.append(state.num_cached_tokens)
-    # Pages of 4: 2 full ones of 10 tokens; all 3 of 12 would leave no token to compute; a moved window finds nothing;
-    # users 0 and 2 share 6 tokens, one page.
-    assert cached == [0, 8, 8, 12, 0, 0, 4]
+    # All 10 tokens; of 12 and 13 that are cached all but the last; a moved window finds nothing; users 0 and 2 share 6 tokens.
+    assert cached == [0, 10, 11, 12, 0, 0, 6]
 
 
 def test_the_longest_unused_history_is_evicted_and_those_in_use_never() -> None:
-    sim = Simulation()  # 9 pages, a history of 13 tokens takes 4 and leaves 3
+    sim = Simulation()  # 9 pages, a history of 12 tokens takes 3 and leaves them
     for number, user in enumerate([1, 3, 1]):
-        sim.add(number, plain(user=user, num_tokens=13))
+        sim.add(number, plain(user=user, num_tokens=12))
         assert sim.step(0.0, is_draining=True)
     assert (sim.pages.num_cached, sim.pages.num_evicted) == (6, 0)
     states = [

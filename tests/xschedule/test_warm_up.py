@@ -131,13 +131,15 @@ def keys_of(engine: Engine, batch: Batch) -> list[Any]:
     loaded = engine.catalogs.by_slot[group.slot_index]
     target = Target(loaded.slot, loaded.head, loaded.slot_index, group.normalization)
     lengths = host_lengths_of(batch.histories, sizes.prefill.shared)
-    plan = engine.runner.plan(sizes.prefill, [(sizes.groups[0], target)], lengths)
-    return [segment.key for segment in (plan.prefill, *plan.groups[0])]
+    is_copying = batch.histories.has_copies
+    groups = [(sizes.groups[0], target)]
+    plan = engine.runner.plan(sizes.prefill, groups, lengths, is_copying=is_copying)
+    return [segment.key for segment in (*plan.before_rounds, *plan.groups[0])]
 
 
 def test_a_started_engine_has_every_graph_of_its_list(engine: Engine) -> None:
     graphs, ladder = engine.worker.graphs, ladder_of(engine)
-    expected = len(list(ladder.prefills()))
+    expected = len(list(ladder.prefills())) + len(list(ladder.copies()))
     for codes in CODES.values():
         num_parts = len(codes) if engine.device.is_graph_per_round else 1
         expected += 2 * num_parts * len(list(ladder.rounds(len(codes))))
@@ -158,7 +160,8 @@ def test_each_bucket_is_captured_by_a_batch_that_it_is_the_smallest_for(
     missing = engine.warm_up.missing(loaded)
     keys = {key for one in missing for key in one.keys}
     num_rounds = sum(2 * len(list(ladder.rounds(len(codes)))) for codes in CODES.values())
-    assert len(missing) == len(keys) == len(list(ladder.prefills())) + num_rounds
+    num_copies = len(list(ladder.copies()))
+    assert len(missing) == len(keys) == len(list(ladder.prefills())) + num_copies + num_rounds
     order = [(one.is_last_resort, one.size) for one in missing]
     assert order == sorted(order, reverse=True)
     assert sum(one.is_last_resort for one in missing) == 1 + 2 * len(CODES)
@@ -204,6 +207,8 @@ def test_what_no_graph_was_captured_for_runs_op_by_op_and_is_counted(
     request = RecRequest("", prompt_token_ids=prompt, searches=(search,))
     graphs = engine.worker.graphs
     num_captures = graphs.num_captures
+    plain.reset_prefix_cache()  # batches made by hand have written any page
+    engine.reset_prefix_cache()
     replies = [engine.recommend([request])[0].results[0] for _ in range(2)]
     num_parts = 2 if engine.device.is_graph_per_round else 1
     assert (graphs.num_captures, graphs.num_eager) == (num_captures, 2 * num_parts)
@@ -225,6 +230,7 @@ def version_config(folder: Path, versions: Versions) -> RuntimeConfig:
         scheduler=SchedulerConfig(
             max_batch_histories=1, max_batch_rows=600, max_batch_tokens=16, max_wait_ms=0.0
         ),
+        cache=CacheConfig(prefix_cache=False),  # hence no graph of copies
         buckets=BucketsConfig(rows=(64,), normalizations=()),
         allow_reference=True,
     )

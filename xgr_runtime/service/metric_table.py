@@ -72,7 +72,7 @@ TABLE: tuple[Metric, ...] = (
     Metric("xgr_catalog_items", "gauge", "items", ("catalog",), "Items of the active version."),
     Metric("xgr_catalog_versions", "gauge", "versions", ("catalog",), "Versions loaded at once."),
     # Prefix cache
-    Metric("xgr_prefix_hit_requests_total", "counter", "requests", (), "Requests that found at least one cached page."),
+    Metric("xgr_prefix_hit_requests_total", "counter", "requests", (), "Requests that found cached tokens."),
     Metric("xgr_prefix_lookup_tokens_total", "counter", "tokens", (), "Tokens of all prompts that ran."),
     Metric("xgr_prefix_cached_tokens_total", "counter", "tokens", (), "Of these, tokens that the prefix cache held."),
     Metric("xgr_prefix_evicted_pages_total", "counter", "pages", (), "Cached pages that were evicted."),

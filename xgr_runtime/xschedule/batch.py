@@ -40,7 +40,8 @@ class PackedHistories:
 
     token_ids_T, positions_T int64; kv_slots_T int64 (page * page size + offset) of every new token. q_start_H1: range
     of each history's new tokens; kv_lens_H: all its tokens in the shared KV, cached ones first; page_table_HP int32,
-    padded with the null page.
+    padded with the null page. copies_3H int32, before the prefill: the page that each history's copy reads, its own page that
+    the copy writes, and how many of the first tokens; null pages and 0 where nothing is copied.
     """
 
     token_ids_T: Int64Array
@@ -49,6 +50,11 @@ class PackedHistories:
     q_start_H1: Int32Array
     kv_lens_H: Int32Array
     page_table_HP: Int32Array
+    copies_3H: Int32Array
+
+    @property
+    def has_copies(self) -> bool:
+        return bool(self.copies_3H[2].any())
 
     @property
     def num_histories(self) -> int:
@@ -153,10 +159,12 @@ def pack_histories(
     pages: Sequence[Sequence[int]],
     page_size: int,
     num_cached_tokens: Sequence[int] | None = None,
+    sources: Sequence[int | None] | None = None,
 ) -> PackedHistories:
     """Pack prompts (token ids) whose tokens go to `pages`, in order, `page_size` tokens a page.
 
-    The first num_cached_tokens of each are in their pages already (default: none), but never a whole prompt.
+    The first num_cached_tokens of each are in their pages already (default: none), but never a whole prompt. sources: pages to
+    copy those of them from that do not fill a page; None where they are there as well.
     """
     lengths = np.asarray([len(prompt) for prompt in prompts], dtype=np.int64)
     cached = np.asarray(num_cached_tokens or [0] * len(prompts), dtype=np.int64)
@@ -169,6 +177,11 @@ def pack_histories(
     positions = np.concatenate([np.arange(first, end, dtype=np.int64) for first, end in new])
     history = np.repeat(np.arange(len(prompts)), lengths - cached)
     page = table[history, positions // page_size].astype(np.int64)
+    copies = np.zeros((3, len(prompts)), dtype=np.int32)
+    for number, source in enumerate(sources or ()):
+        if source is not None:
+            full, num_copied = divmod(int(cached[number]), page_size)
+            copies[:, number] = source, table[number, full], num_copied
     return PackedHistories(
         token_ids_T=np.concatenate(
             [prompt[first:] for prompt, first in zip(prompts, cached, strict=True)]
@@ -178,4 +191,5 @@ def pack_histories(
         q_start_H1=_starts(lengths - cached),
         kv_lens_H=lengths.astype(np.int32),
         page_table_HP=table,
+        copies_3H=copies,
     )

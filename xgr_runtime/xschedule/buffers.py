@@ -63,6 +63,15 @@ class SharedInputs:
 
 
 @dataclass(frozen=True)
+class CopyInputs:
+    """Views of the histories' part that only the copies before a prefill read; all int32 [H]."""
+
+    source_H: torch.Tensor
+    target_H: torch.Tensor
+    num_tokens_H: torch.Tensor
+
+
+@dataclass(frozen=True)
 class GroupInputs:
     """Views of a group's part. Level 0 of `starts` and `search_of_row` is the root, then each round.
 
@@ -130,6 +139,7 @@ def _history_layout(c: Capacities) -> _Layout:
             "last_row": ((c.num_histories,), torch.int64),
             "q_start": ((c.num_histories + 1,), torch.int32),
             "kv_lens": ((c.num_histories,), torch.int32),
+            "copies": ((3, c.num_histories), torch.int32),
             "page_table": ((c.num_histories, c.num_pages_per_history), torch.int32),
             "token_ids": ((c.num_tokens,), torch.int64),
             "positions": ((c.num_tokens,), torch.int64),
@@ -206,6 +216,13 @@ class InputBuffers:
         """The block cut to `bucket`; equal buckets see equal addresses."""
         return self._cut(bucket, lambda: self._cut_prefill(bucket))
 
+    def copy_view(self, num_histories: int) -> CopyInputs:
+        """The block cut to the copies of so many histories; equal numbers see equal addresses."""
+        rows = self._of_histories["copies"]
+        return self._cut(
+            ("copies", num_histories), lambda: CopyInputs(*(row[:num_histories] for row in rows))
+        )
+
     def shared_view(self, bucket: SharedBucket) -> SharedInputs:
         """The block cut to `bucket`; equal buckets see equal addresses."""
         return self._cut(bucket, lambda: self._cut_shared(bucket))
@@ -269,6 +286,7 @@ class InputBuffers:
         # Cut outside of segments, which are the same run by run.
         self.prefill_view(prefill)
         self.shared_view(prefill.shared)
+        self.copy_view(prefill.shared.num_histories)
         own = self._entries[entry]
         fill_histories(own.histories, histories, prefill)
         for part, (group, bucket, rule_rows) in zip(own.groups, groups, strict=False):

@@ -9,7 +9,8 @@ from xgr_runtime.config_check import check_config
 from xgr_runtime.errors import ConfigError
 from xgr_runtime.hal.device import Device
 from xgr_runtime.kvcache.allocator import PageAllocator
-from xgr_runtime.kvcache.prefix_cache import PrefixCache, root_key
+from xgr_runtime.kvcache.prefix_cache import PrefixCache
+from xgr_runtime.kvcache.prefix_keys import root_key
 from xgr_runtime.models.base import RecModel, check_positions
 from xgr_runtime.xbeam.rules import RuleCache
 from xgr_runtime.xbeam.template import Template

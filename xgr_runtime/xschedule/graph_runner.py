@@ -41,10 +41,19 @@ class Segment:
 
 @dataclass(frozen=True)
 class GraphPlan:
-    """The segments of a batch: the prefill, then group by group, each with its inputs copied before its rounds."""
+    """The segments of a batch: the prefill, then group by group, each with its inputs copied before its rounds.
+
+    copies: of cached pages, before the prefill; None where there are none.
+    """
 
     prefill: Segment
     groups: tuple[tuple[Segment, ...], ...]
+    copies: Segment | None = None
+
+    @property
+    def before_rounds(self) -> tuple[Segment, ...]:
+        """What brings the histories' keys and values."""
+        return (self.prefill,) if self.copies is None else (self.copies, self.prefill)
 
 
 @dataclass(frozen=True)

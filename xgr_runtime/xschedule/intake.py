@@ -10,7 +10,7 @@ import numpy as np
 
 from xgr_runtime.config import RuntimeConfig
 from xgr_runtime.errors import InvalidRequest
-from xgr_runtime.kvcache.prefix_cache import page_keys
+from xgr_runtime.kvcache.prefix_keys import PrefixKeys, prefix_keys
 from xgr_runtime.types import Int64Array, RecRequest, Search
 from xgr_runtime.xbeam.rules import Cleared, RuleCache, TagExpression, clear_exclusions
 from xgr_runtime.xbeam.template import Template
@@ -63,13 +63,13 @@ class Intake:
             num_history_unknown=history.num_unknown,
             arrival_s=now,
             due_s=due_s if request.deadline_s is None else min(due_s, request.deadline_s),
-            page_keys=self._page_keys(history.token_ids),
+            prefix=self._prefix_keys(history.token_ids),
         )
 
-    def _page_keys(self, token_ids: Int64Array) -> tuple[bytes, ...]:
+    def _prefix_keys(self, token_ids: Int64Array) -> PrefixKeys | None:
         if self.prefix_root is None:
-            return ()
-        return page_keys(self.prefix_root, token_ids, self.config.cache.page_size_tokens)
+            return None
+        return prefix_keys(self.prefix_root, token_ids, self.config.cache.page_size_tokens)
 
     def _default_catalog(self) -> str:
         config = self.config

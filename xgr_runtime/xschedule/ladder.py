@@ -36,6 +36,8 @@ from xgr_runtime.xschedule.buckets import (
 from xgr_runtime.xschedule.capacities import Capacities
 
 FIRST_TOKENS, FIRST_ROWS = 128, 64
+# New tokens of one history alone: what a user who returns brings, behind tokens that are cached.
+FEW_TOKENS = (32, 64)
 # Steps that an octave beyond 512 is cut into: a prefill takes most of the time, and its graphs serve every catalogue.
 _TOKEN_STEPS, _ROW_STEPS = 4, 2
 _FEW_ROWS = 256  # padding each history to so many costs little
@@ -71,11 +73,15 @@ class Captured(Protocol):
 
 @dataclass(frozen=True)
 class Ladder:
-    """rungs: by ascending num_histories; the last one holds every batch. history_tokens: bounds of a history's length."""
+    """rungs: by ascending num_histories; the last one holds every batch. history_tokens: bounds of a history's length.
+
+    is_copying: whether cached tokens are ever copied.
+    """
 
     capacities: Capacities
     rungs: tuple[Rung, ...]
     history_tokens: tuple[int, ...]
+    is_copying: bool = True
 
     def of(self, batch: Batch, captured: Captured | None = None) -> BatchBuckets:
         """The smallest buckets that hold `batch`.
@@ -129,6 +135,12 @@ class Ladder:
             for num_tokens in rung.tokens:
                 for shared in self._all_shared(rung)[-1:]:
                     yield self._prefill_bucket(num_tokens, shared)
+
+    def copies(self) -> Iterator[int]:
+        """The numbers of histories that copies of cached tokens are captured for."""
+        for rung in self.rungs:
+            if self.is_copying and rung.tokens:
+                yield rung.num_histories
 
     def rounds(self, num_levels: int) -> Iterator[tuple[SharedBucket, RoundsBucket]]:
         """Every bucket that rounds over a catalogue of so many levels are captured for, the one that holds every batch last."""
@@ -218,12 +230,15 @@ def ladder_of(config: RuntimeConfig, capacities: Capacities, device: Device) -> 
     history_tokens = tuple(sorted(set(history_tokens)))
     num_targets = len(captured_normalizations(config)) * max(1, len(config.catalogs))
     num_targets *= min(2, config.cache.catalog_slots)
+    # A page of one token is never found in part, and the last token of a prompt is always computed.
+    is_copying = config.cache.prefix_cache and config.cache.page_size_tokens > 1
+    is_copying = is_copying and c.max_history_tokens > 1
     num_parts = capacities.num_levels if device.is_graph_per_round else 1
     found: Ladder | None = None
     for histories, rows in _choices(config, capacities, device):
         rungs = tuple(_rungs(config, capacities, device, histories, rows))
-        found = Ladder(capacities, rungs, history_tokens)
-        num_graphs = sum(1 for _ in found.prefills())
+        found = Ladder(capacities, rungs, history_tokens, is_copying)
+        num_graphs = sum(1 for _ in found.prefills()) + sum(1 for _ in found.copies())
         num_graphs += num_targets * num_parts * sum(1 for _ in found.rounds(1))
         if num_graphs <= device.max_graphs or not options.at_start:
             return found
@@ -275,12 +290,13 @@ def _rungs(
 ) -> Iterator[Rung]:
     c, width = capacities, config.limits.max_beam_width
     named = config.buckets.tokens
-    tokens = named or _by_octave(FIRST_TOKENS, c.num_tokens, _TOKEN_STEPS)
+    several = named or _by_octave(FIRST_TOKENS, c.num_tokens, _TOKEN_STEPS)
     fewer = 0
     for number in histories:
         # A batch of few histories has at most so much; one of more histories than the rung before has at least `fewer`.
         most_tokens = min(c.num_tokens, number * c.max_history_tokens)
         most_rows = min(c.num_rows, number * width)
+        tokens = (*FEW_TOKENS, *several) if number == 1 and not named else several
         yield Rung(
             number,
             _within(tokens, fewer, most_tokens, is_named=bool(named))

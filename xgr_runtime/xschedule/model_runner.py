@@ -1,4 +1,4 @@
-"""Turns buckets into a graph plan: prefill, then the rounds of each group, over static buffers.
+"""Turns buckets into a graph plan: copies of cached tokens where there are some, prefill, then the rounds of each group, over static buffers.
 
 Round l reads the hidden state of its parent rows (round 0: of each history's last token), scores the level, selects,
 and moves the beams' own KV to the children, so that the next step finds each row's tokens in its slot.
@@ -106,7 +106,8 @@ class ModelRunner:
         largest = {"H": c.num_histories, "max_kv": c.max_history_tokens}
         tokens, rows = c.num_tokens, c.num_rows
         # An op that nobody provides is found here, not in the first large batch under traffic.
-        self.bind({"T": tokens, "N": tokens, **largest, "max_q": c.max_history_tokens})
+        ops = self.bind({"T": tokens, "N": tokens, **largest, "max_q": c.max_history_tokens})
+        self._copy_page_starts = ops.copy_page_starts
         self.bind({"T": rows, "N": rows, **largest, "max_rows": rows})
 
     def reserve(self, entry: int, num_groups: int) -> None:
@@ -147,14 +148,36 @@ class ModelRunner:
         prefill: PrefillBucket,
         groups: Sequence[tuple[RoundsBucket, Target]],
         lengths: HostLengths,
+        *,
+        is_copying: bool = False,
     ) -> GraphPlan:
-        """The segments of a batch: its histories' bucket and lengths, and of each group the bucket and what it is searched against."""
+        """The segments of a batch: its histories' bucket and lengths, and of each group the bucket and what it is searched against.
+
+        is_copying: whether cached tokens of a history lie in a page that it does not read.
+        """
         return GraphPlan(
             self._prefill_segment(prefill, lengths),
             tuple(
                 self._rounds_segments(prefill.shared, *group, lengths.kv_lens) for group in groups
             ),
+            self._copy_segment(prefill.shared.num_histories) if is_copying else None,
         )
+
+    def _copy_segment(self, num_histories: int) -> Segment:
+        return Segment(
+            "copies",
+            copy_key(num_histories),
+            partial(self._copy, num_histories),
+            self._device.timer(),
+            PREFILL_POINTS,
+            is_eager=not self._device.is_prefill_captured,
+            captured_by="the device would have to have room for the graphs of all buckets",
+        )
+
+    def _copy(self, num_histories: int) -> None:
+        copies = self.inputs.copy_view(num_histories)
+        pages = self.kv.shared.all_pages
+        self._copy_page_starts(pages, copies.source_H, copies.target_H, copies.num_tokens_H)
 
     def _prefill_segment(self, bucket: PrefillBucket, lengths: HostLengths) -> Segment:
         tokens = bucket.num_tokens
@@ -325,6 +348,11 @@ def prefill_key(bucket: PrefillBucket) -> Hashable:
     shared = bucket.shared
     sizes = (bucket.num_tokens, bucket.max_q, bucket.max_kv)
     return ("prefill", *sizes, shared.num_histories, shared.num_pages)
+
+
+def copy_key(num_histories: int) -> Hashable:
+    """Of the copies of cached tokens of so many histories."""
+    return ("copies", num_histories)
 
 
 def _rounds_key(

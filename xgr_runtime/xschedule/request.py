@@ -8,6 +8,8 @@ from typing import Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from xgr_runtime.kvcache.prefix_cache import NOTHING_FOUND, Found
+from xgr_runtime.kvcache.prefix_keys import PrefixKeys
 from xgr_runtime.types import Int64Array, Normalization, RecRequest, RecResult
 from xgr_runtime.xbeam.catalog import Catalog
 from xgr_runtime.xbeam.rules import Cleared, RuleSet, TagExpression
@@ -62,8 +64,8 @@ class RequestState:
     """A request from submission to its result. due_s orders the queue; the request's own deadline ends it.
 
     is_scheduled: it is or was part of a batch, whose end gives back what it holds; before, its own end does.
-    page_keys: the prefix-cache key of each full page of the prompt, empty with the cache off. pages, num_cached_tokens:
-    once scheduled, its pages in order, and how many of its first tokens they already hold.
+    prefix: the prefix-cache keys of its prompt, None with the cache off. Once scheduled: pages, in order; found, what of the
+    prompt is cached, and source_page, the page that the last of it is copied from; num_cached_tokens, how many tokens that is.
     """
 
     request: RecRequest
@@ -73,9 +75,11 @@ class RequestState:
     num_history_unknown: int
     arrival_s: float
     due_s: float
-    page_keys: Sequence[bytes] = ()
+    prefix: PrefixKeys | None = None
     future: "Future[RecResult]" = field(default_factory=Future)
     pages: Sequence[int] = ()
+    found: Found = NOTHING_FOUND
+    source_page: int | None = None
     num_cached_tokens: int = 0
     start_s: float = 0.0
     is_scheduled: bool = False

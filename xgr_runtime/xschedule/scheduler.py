@@ -4,7 +4,9 @@ Earliest due first; a request is due at its deadline, and after the configured p
 starve behind more urgent ones. Those whose deadline is too near for an answer wait behind all others: run first, they
 would be late and make the others late too, and once there is more work than time hardly any answer would be in time.
 A batch takes requests of the most urgent one's group (catalogue slot, normalisation); the others wait for a later
-batch. Pages of histories that are cached count neither as new tokens nor as new pages.
+batch. Pages of histories that are cached count neither as new tokens nor as new pages; tokens that are copied from a cached
+page are no new tokens. A page that is copied from has to stay until the batch has ended: where pages are too few for that, the
+tokens are computed.
 
 A batch is closed when a capacity is reached. One that could hold more is closed when the device is about to have nothing
 else to do: before that it gains nothing by being closed, and others may still join it or a more urgent one come first. From
@@ -16,7 +18,7 @@ by others only then. Where those in flight leave too little for the most urgent 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +26,7 @@ import numpy as np
 from xgr_runtime.config import SchedulerConfig
 from xgr_runtime.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from xgr_runtime.kvcache.allocator import num_pages_of
-from xgr_runtime.kvcache.prefix_cache import PrefixCache
+from xgr_runtime.kvcache.prefix_cache import NOTHING_FOUND, Found, PrefixCache
 from xgr_runtime.xbeam.rules import TagExpression
 from xgr_runtime.xschedule.batch import Batch, BatchOutput, RuleRow, SearchGroup, pack_histories
 from xgr_runtime.xschedule.request import RequestState
@@ -40,6 +42,17 @@ class Scheduled:
     batch: Batch
     states: tuple[RequestState, ...]
     places: tuple[tuple[tuple[int, int], ...], ...]
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """What the picked requests need together. pinned: keys of idle pages that they read, which cannot make room."""
+
+    tokens: int = 0
+    rows: int = 0
+    pages: int = 0
+    named: int = 0
+    pinned: frozenset[bytes] = frozenset()
 
 
 COMPANY_S = 2e-3  # being prepared takes less, and a batch of its own costs a request that comes too late much more
@@ -129,20 +142,20 @@ class Scheduler:
             return None
         if not (is_full or is_draining or now >= self._ready_s(group)):
             return None
-        rows = self._place_rules(picked)
+        rows = self._place_rules([state for state, _ in picked])
         if not rows:
             return None
-        picked = picked[: len(rows)]
-        self._take_pages(picked)
-        for state in picked:
+        self._take_pages(picked[: len(rows)])
+        states = [state for state, _ in picked[: len(rows)]]
+        for state in states:
             state.start_s = now
             state.is_scheduled = True
             self._queue.remove(state)
-        places = tuple(((0, index),) for index in range(len(picked)))
-        return Scheduled(self._build(picked, rows), tuple(picked), places)
+        places = tuple(((0, index),) for index in range(len(states)))
+        return Scheduled(self._build(states, rows), tuple(states), places)
 
     def complete(self, scheduled: Scheduled, output: BatchOutput | None) -> None:
-        """Give back what the batch held; whole pages of its histories stay cached. output None: the batch failed.
+        """Give back what the batch held; the pages of its histories stay cached. output None: the batch failed.
 
         A failed batch may have written neither its pages nor its rule sets: both are forgotten. So are the pages of a
         history whose search failed.
@@ -150,12 +163,9 @@ class Scheduler:
         failed = self._failed_histories(scheduled, output)
         for number, state in enumerate(scheduled.states):
             self._pages.release(
-                state.page_keys,
-                state.pages,
-                state.num_cached_tokens // self._page_size,
-                is_written=number not in failed,
+                state.prefix, state.pages, state.found, is_written=number not in failed
             )
-            state.pages = ()
+            state.pages, state.found = (), NOTHING_FOUND
             for search, (group, index) in zip(
                 state.searches, scheduled.places[number], strict=True
             ):
@@ -172,20 +182,26 @@ class Scheduler:
             failed.update(group.history_of_S[found.status_S != 0].tolist())
         return failed
 
-    def _take_pages(self, picked: list[RequestState]) -> None:
+    def _take_pages(self, picked: list[tuple[RequestState, Found]]) -> None:
         """Pin what is cached for all of them before anything is evicted for one of them."""
-        for state in picked:
-            cached = self._matched(state)
-            state.pages = self._pages.pin(cached)
-            state.num_cached_tokens = len(cached) * self._page_size
-        for state in picked:
+        for state, found in picked:
+            pages = self._pages.pin(found.all_keys)
+            state.source_page = None if found.source is None else pages.pop()
+            state.pages, state.found = pages, found
+            state.num_cached_tokens = found.num_tokens(self._page_size)
+        for state, _ in picked:
             missing = self._num_pages(state) - len(state.pages)
             state.pages = [*state.pages, *self._pages.allocate(missing)]
 
-    def _matched(self, state: RequestState) -> Sequence[bytes]:
-        """The keys of the cached pages that a prompt begins with; its last token is always computed."""
-        keys = state.page_keys[: (state.num_tokens - 1) // self._page_size]
-        return keys[: self._pages.match(keys)]
+    def _cached(self, state: RequestState) -> Iterator[Found]:
+        """What of a prompt is cached, then the same without a copy; its last token is always computed."""
+        if state.prefix is None:
+            yield NOTHING_FOUND
+            return
+        found = self._pages.find(state.prefix, state.num_tokens - 1)
+        yield found
+        if found.source is not None:
+            yield found.without_copy()
 
     def _num_pages(self, state: RequestState) -> int:
         return num_pages_of(state.num_tokens, self._page_size)
@@ -227,30 +243,40 @@ class Scheduler:
             wait_s = max(wait_s, COMPANY_S)
         return max(self._free_s, min(s.arrival_s for s in group) + wait_s)
 
-    def _pick(self, group: list[RequestState]) -> tuple[list[RequestState], bool]:
-        """The first requests of a group that fit together, and whether a capacity stopped the list."""
-        config, picked = self._config, list[RequestState]()
-        tokens = rows = pages = named = 0
-        pinned: set[bytes] = set()
+    def _pick(self, group: list[RequestState]) -> tuple[list[tuple[RequestState, Found]], bool]:
+        """The first requests of a group that fit together, with what is cached of each, and whether a capacity stopped the list."""
+        picked, sums = list[tuple[RequestState, Found]](), _Sums()
         for state in group:
-            matched = self._matched(state)
-            tokens += state.num_tokens - len(matched) * self._page_size
-            rows += state.num_rows
-            pages += self._num_pages(state) - len(matched)
-            named += self._num_pages(state)
-            padding = self._padded_histories(len(picked) + 1) - len(picked) - 1
-            pinned |= self._pages.idle_among(matched)
-            fits = (
-                len(picked) < config.max_batch_histories
-                and tokens <= config.max_batch_tokens
-                and rows <= config.max_batch_rows
-                and pages <= self._pages.num_available - len(pinned)
-                and (not picked or named + padding <= self._most_named)
-            )
-            if not fits:
+            for found in self._cached(state):
+                larger = self._with(sums, state, found)
+                if self._fits(larger, len(picked) + 1):
+                    break
+            else:
                 return picked, True
-            picked.append(state)
-        return picked, len(picked) == config.max_batch_histories
+            picked.append((state, found))
+            sums = larger
+        return picked, len(picked) == self._config.max_batch_histories
+
+    def _with(self, sums: _Sums, state: RequestState, found: Found) -> _Sums:
+        return _Sums(
+            sums.tokens + state.num_tokens - found.num_tokens(self._page_size),
+            sums.rows + state.num_rows,
+            sums.pages + self._num_pages(state) - len(found.keys),
+            sums.named + self._num_pages(state),
+            sums.pinned | self._pages.idle_among(found.all_keys),
+        )
+
+    def _fits(self, sums: _Sums, number: int) -> bool:
+        """Whether so many requests that need so much are a batch."""
+        config = self._config
+        padding = self._padded_histories(number) - number
+        return (
+            number <= config.max_batch_histories
+            and sums.tokens <= config.max_batch_tokens
+            and sums.rows <= config.max_batch_rows
+            and sums.pages <= self._pages.num_available - len(sums.pinned)
+            and (number == 1 or sums.named + padding <= self._most_named)
+        )
 
     def _place_rules(self, picked: list[RequestState]) -> list[tuple[int, TagExpression | None]]:
         """(row, expression to write or None) for as many of the picked as there are rule rows; none while others use all."""
@@ -273,6 +299,7 @@ class Scheduler:
             [s.pages for s in states],
             self._page_size,
             [s.num_cached_tokens for s in states],
+            [s.source_page for s in states],
         )
         searches = [s.searches[0] for s in states]
         rules, num_scratch = [], 0

@@ -1,4 +1,4 @@
-"""Issues a batch to one device and gives back what comes of it: inputs, prefill, group by group its rounds, its outcome.
+"""Issues a batch to one device and gives back what comes of it: inputs, cached tokens, prefill, group by group its rounds, its outcome.
 
 Issuing waits for nothing, so a batch may be issued while others are on the device (`submit`), as many as there are entries:
 an entry is whatever a batch owns until its end, its places for inputs and outcomes, its scratch rows, its timers. What all
@@ -147,7 +147,7 @@ class Worker:
         clock.start()
         self._issue_inputs(batch, entry)
         with clock.prefill() as timers:
-            timers += self.graphs.run((plan.prefill,))
+            timers += self.graphs.run(plan.before_rounds)
         outcomes: list[BeamOutcome] = []
         end = device.record_event()
         for number, group in enumerate(batch.groups):
@@ -179,7 +179,7 @@ class Worker:
         targets = [self._target(group) for group in batch.groups]
         lengths = host_lengths_of(batch.histories, sizes.prefill.shared)
         groups = list(zip(sizes.groups, targets, strict=True))
-        return runner.plan(sizes.prefill, groups, lengths)
+        return runner.plan(sizes.prefill, groups, lengths, is_copying=batch.histories.has_copies)
 
     def _sizes_of(self, batch: Batch) -> BatchBuckets:
         sizes = self._runner.sizes
