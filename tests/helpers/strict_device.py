@@ -25,7 +25,7 @@ from xgr_runtime.hal.device import MemoryInfo
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from xgr_runtime.hal.device import Event, Lane
+    from xgr_runtime.hal.device import Event, Kernel, Lane
 
 COPY_SEGMENT = "inputs"
 
@@ -288,6 +288,7 @@ class StrictDevice:
     is_capturing_supported = True
     max_graphs = 256
     is_counting_shared_pages = False
+    is_compiling = False
 
     def __init__(
         self, *, is_graph_per_round: bool = False, is_prefill_captured: bool | None = None
@@ -373,6 +374,9 @@ class StrictDevice:
         graph = StrictGraph(self, name, fn)
         self.graphs.append(graph)
         return graph
+
+    def missing_kernels(self, name: str, fn: Callable[[], object]) -> Sequence[Kernel]:
+        return ()
 
     def sharing(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -29,7 +29,7 @@ import torch
 from xgr_runtime.errors import DeviceError
 from xgr_runtime.hal.ascend_errors import explain_npu_error, first_line
 from xgr_runtime.hal.collection import no_collection
-from xgr_runtime.hal.device import LANES, Event, Graph, Lane, MemoryInfo, Timer
+from xgr_runtime.hal.device import LANES, Event, Graph, Kernel, Lane, MemoryInfo, Timer
 
 _POLL_S = 1e-4
 
@@ -120,6 +120,9 @@ class AscendDevice:
     is_prefill_captured = False
     max_graphs = 96
     is_counting_shared_pages = True  # fused attention over page tables
+    is_compiling = (
+        False  # stock kernels come compiled, and nothing says which of the others are missing
+    )
 
     def __init__(self) -> None:
         try:
@@ -227,6 +230,9 @@ class AscendDevice:
                 self.is_capturing = False
         self._pool = self._pool or graph.pool()
         return _AscendGraph(graph, self._stream)
+
+    def missing_kernels(self, name: str, fn: Callable[[], None]) -> Sequence[Kernel]:
+        return ()
 
     def sharing(self) -> AbstractContextManager[None]:
         return self._sharing()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from xgr_runtime.hal.device import Event, Graph, Lane, MemoryInfo, Timer
+from xgr_runtime.hal.device import Event, Graph, Kernel, Lane, MemoryInfo, Timer
 
 
 class _DoneEvent:
@@ -52,6 +52,7 @@ class CpuDevice:
     is_prefill_captured = False
     max_graphs = 0
     is_counting_shared_pages = False
+    is_compiling = False
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
@@ -81,6 +82,9 @@ class CpuDevice:
 
     def capture(self, name: str, fn: Callable[[], None]) -> Graph:
         return _EagerGraph(fn)
+
+    def missing_kernels(self, name: str, fn: Callable[[], None]) -> Sequence[Kernel]:
+        return ()
 
     def sharing(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -7,10 +7,15 @@ keep.)
 
 What runs beside `compute` is short and somebody waits for it, so those streams have priority over the kernels of a batch.
 
+A capture runs nothing, and what it meets is as far as it can be: kernels of ops are compiled and loaded before
+(`missing_kernels`), the product library is set up by one product of each kind. Where Triton does not say what it is about to
+compile, the segment runs once before its capture instead.
+
 Catalogues are loaded from other threads while batches run. A copy or event that another thread issues during a capture would be
 recorded into the graph's stream or break it, so captures exclude both.
 """
 
+import logging
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +24,13 @@ from typing import Any
 
 import torch
 
+from xgr_runtime.errors import DeviceError
 from xgr_runtime.hal.collection import no_collection
-from xgr_runtime.hal.device import LANES, Event, Graph, Lane, MemoryInfo, Timer
+from xgr_runtime.hal.device import LANES, Event, Graph, Kernel, Lane, MemoryInfo, Timer
+from xgr_runtime.hal.kernels import noting
+from xgr_runtime.hal.triton_kernels import missing_kernels, why_not_found
+
+logger = logging.getLogger(__name__)
 
 
 def why_no_cuda() -> str | None:
@@ -132,6 +142,11 @@ class CudaDevice:
         self._default = torch.cuda.default_stream(self.torch_device)
         self._lock = threading.Lock()
         self._open = threading.local()  # the stream of the lane or segment that this thread is in
+        self._has_products = False
+        reason = why_not_found()
+        self.is_compiling = reason is None
+        if reason is not None:
+            logger.warning("kernels are compiled one after the other: %s", reason)
         self._pool: Any = torch.cuda.graph_pool_handle()  # opaque
 
     def pinned_empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -174,22 +189,56 @@ class CudaDevice:
         return getattr(self._open, "stream", None)
 
     def capture(self, name: str, fn: Callable[[], None]) -> Graph:
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.default_stream(self.torch_device).synchronize()
+        self._prepare()
+        if not self.is_compiling:
+            with torch.cuda.stream(self._stream):
+                fn()
+            self._stream.synchronize()
+        graph, missing = self._record(fn)
+        if missing:  # by nobody who asked before
+            for kernel in missing:
+                kernel.make_ready()
+            graph, missing = self._record(fn)
+            if missing:
+                names = ", ".join(kernel.name for kernel in missing)
+                raise DeviceError(f"segment {name!r}: {names} cannot be compiled before its start")
+        return _CudaGraph(graph)
+
+    def missing_kernels(self, name: str, fn: Callable[[], None]) -> Sequence[Kernel]:
+        """By a capture that is thrown away."""
+        self._prepare()
+        _, missing = self._record(fn, is_kept=False)
+        return missing
+
+    def _prepare(self) -> None:
+        """Before a capture: nothing is on the way, and the product library has what it allocates at its first product."""
+        self._default.synchronize()
+        if not self._has_products:
+            with torch.cuda.stream(self._stream):
+                for dtype in (torch.float32, torch.bfloat16):
+                    one = torch.zeros((16, 16), dtype=dtype, device=self.torch_device)
+                    torch.mm(one, one)
+                torch.mm(one, one, out_dtype=torch.float32)
+            self._has_products = True
         self._stream.synchronize()
-        with torch.cuda.stream(self._stream):
-            fn()
-        self._stream.synchronize()
+
+    def _record(
+        self, fn: Callable[[], None], *, is_kept: bool = True
+    ) -> tuple[torch.cuda.CUDAGraph, Sequence[Kernel]]:
+        """What `fn` starts, and the kernels that are not in it because they are still to be compiled."""
+        graph = torch.cuda.CUDAGraph(keep_graph=not is_kept)  # kept, it is made ready for replays
+        noted = missing_kernels(self.torch_device) if self.is_compiling else noting()
         with (
             self._lock,
             no_collection(),
+            noted as missing,
             self._capture_may_fail(),
             torch.cuda.graph(
                 graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
             ),
         ):
             fn()
-        return _CudaGraph(graph)
+        return graph, tuple(missing)
 
     @contextmanager
     def _capture_may_fail(self) -> Iterator[None]:

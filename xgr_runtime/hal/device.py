@@ -57,6 +57,21 @@ class Timer(Protocol):
         ...
 
 
+class Kernel(Protocol):
+    """A program of the device that is compiled when it is first started. Equal ones are the same."""
+
+    @property
+    def name(self) -> str:
+        """For people; kernels of one name differ in sizes and types."""
+        ...
+
+    def make_ready(self) -> None:
+        """Compile and load it, from any thread and beside others. Raises what its first start would."""
+        ...
+
+    def __hash__(self) -> int: ...
+
+
 class Graph(Protocol):
     """A captured segment."""
 
@@ -130,6 +145,18 @@ class Device(Protocol):
 
     def capture(self, name: str, fn: Callable[[], None]) -> Graph:
         """Record `fn`, which only touches tensors that outlive the graph. May run it on the way: results are for replays."""
+        ...
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether ops compile kernels at their first start, and `missing_kernels` can tell which."""
+        ...
+
+    def missing_kernels(self, name: str, fn: Callable[[], None]) -> Sequence[Kernel]:
+        """The kernels that `fn`, a segment as `capture` takes it, would have to have compiled first. It runs nothing on the device.
+
+        Only where `is_compiling`.
+        """
         ...
 
     def sharing(self) -> AbstractContextManager[None]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Hashable, Iterable, Iterator, S
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from xgr_runtime.hal.device import Device, Graph, Timer
+from xgr_runtime.hal.device import Device, Graph, Kernel, Timer
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class GraphRunner:
 
     While it is open, a segment without a graph is captured, and the least recently used graphs beyond `max_graphs` go.
     Once it is closed, nothing is captured: such a segment runs op by op, on the same addresses and sizes. `run` and what
-    opens and closes belong to one thread; `drop_slot` may be called from any.
+    opens, closes and finds belong to one thread; `drop_slot` may be called from any.
 
     num_bytes: of the device's memory that captures have taken, as whoever had them made has counted. dropped_slots: those that
     `make_room` took graphs from, or whose captures failed.
@@ -92,6 +92,8 @@ class GraphRunner:
         self._lock = threading.Lock()
         self._wanted: Callable[[Segment], bool] | None = _everything
         self._eager_names: set[str] = set()
+        self._found: dict[Kernel, None] | None = None
+        self._searched_keys: set[Hashable] = set()
         self.num_captures = 0
         self.num_eager = 0
         self.num_bytes = 0
@@ -115,6 +117,18 @@ class GraphRunner:
         finally:
             self._wanted = before
 
+    @contextmanager
+    def finding(self, found: dict[Kernel, None]) -> Iterator[None]:
+        """While it lasts nothing is run: kernels that segments without a graph have yet to compile go into `found`.
+
+        Each segment is searched once in the lifetime of the runner. Between batches.
+        """
+        self._found = found
+        try:
+            yield
+        finally:
+            self._found = None
+
     @property
     def is_closed(self) -> bool:
         """Whether graphs are replayed and none is captured."""
@@ -132,6 +146,10 @@ class GraphRunner:
         missing segments are captured first, and then the whole part is replayed from its start, which resets what its
         rounds change. What the part reads of earlier parts, no segment of it writes.
         """
+        if self._found is not None:
+            for segment in segments:
+                self._find_kernels(segment, self._found)
+            return [self._device.timer() for _ in segments]
         found = [
             self._find(segment) if self.is_capturing and not segment.is_eager else None
             for segment in segments
@@ -179,6 +197,14 @@ class GraphRunner:
             self._note_eager(segment)
             return None
         return self._capture(segment) if self._wanted(segment) else None
+
+    def _find_kernels(self, segment: Segment, found: dict[Kernel, None]) -> None:
+        if segment.key in self._searched_keys or self.has_all([segment.key]):
+            return
+        self._searched_keys.add(segment.key)
+        with self._device.segment(segment.name):
+            segment.before_capture()
+        found.update(dict.fromkeys(self._device.missing_kernels(segment.name, segment.run)))
 
     def _capture(self, segment: Segment) -> _Captured:
         with self._device.segment(segment.name):

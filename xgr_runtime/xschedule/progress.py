@@ -12,7 +12,7 @@ REDRAW_EVERY_S = 0.1
 
 
 class Progress:
-    """what: as the bar is headed. total: how many steps. `step` before each, `finish` at the end, whatever the end is."""
+    """what: as the bar is headed. total: how many steps. `step` before each, or `reach`; `finish` at the end, whatever the end is."""
 
     def __init__(self, what: str, total: int) -> None:
         self._what, self._total = what, total
@@ -27,9 +27,13 @@ class Progress:
 
     def step(self, name: str) -> None:
         """One more step begins."""
-        self._num_done += 1
+        self.reach(self._num_done + 1, name)
+
+    def reach(self, num_done: int, name: str) -> None:
+        """So many steps are done, and one of that name is under way."""
+        is_first = self._num_done < 0
+        self._num_done = num_done
         now_s = time.monotonic()
-        is_first = self._num_done == 0
         if self._is_watched:
             if is_first or now_s - self._last_s >= REDRAW_EVERY_S:
                 self._last_s = now_s

@@ -2,7 +2,8 @@
 between batches, before the load of its version returns and anybody can activate it.
 
 A graph is captured by running a batch made up for its bucket, the way every batch runs, while the graph runner is open: so
-whatever runs afterwards has run once, kernels are compiled, and a bucket that cannot run fails here. The made-up histories
+whatever runs afterwards has run once, and a bucket that cannot run fails here. Where a device compiles kernels, those of the
+whole list are compiled before its first capture. The made-up histories
 lie in the null page, so that nothing that is cached or searched is touched; only the thread that runs batches may do it, with
 no batch on the way. The largest bucket comes first, since all graphs share one pool and a smaller one then fits into what a
 larger one needed.
@@ -37,6 +38,7 @@ from xgr_runtime.xschedule.batch import (
 from xgr_runtime.xschedule.buckets import PrefillBucket, RoundsBucket, SharedBucket
 from xgr_runtime.xschedule.catalogs import LoadedCatalog
 from xgr_runtime.xschedule.graph_runner import GraphRunner
+from xgr_runtime.xschedule.kernel_search import KernelSearch
 from xgr_runtime.xschedule.ladder import Ladder, captured_normalizations
 from xgr_runtime.xschedule.model_runner import ModelRunner, copy_key, prefill_key
 from xgr_runtime.xschedule.progress import Progress
@@ -61,12 +63,17 @@ class Missing:
 
 @dataclass
 class _Ask:
-    """Once the running thread has begun: what is missing, what is only run, how far it is, and what the device had taken before."""
+    """Once the running thread has begun: what is missing, what is only run, how far it is, and what the device had taken before.
+
+    search: of the kernels of both, until it is done.
+    """
 
     catalogs: Sequence[LoadedCatalog]
     future: "Future[None]" = field(default_factory=Future)
     missing: deque[Missing] = field(default_factory=deque)
     unlisted: deque[Batch] = field(default_factory=deque)
+    has_begun: bool = False
+    search: KernelSearch | None = None
     progress: Progress | None = None
     taken_bytes: int = 0
 
@@ -147,8 +154,7 @@ class WarmUp:
         with self._lock:
             asks, self._asks = self._asks, deque()
         for ask in asks:
-            if ask.progress is not None:
-                ask.progress.finish()
+            _end_progress(ask)
             ask.future.set_exception(error)
 
     def step(self) -> bool:
@@ -166,9 +172,16 @@ class WarmUp:
         return True
 
     def _step(self, ask: _Ask) -> None:
-        if ask.progress is None:
+        if not ask.has_begun:
+            ask.has_begun = True
             ask.missing = self._that_fit(ask)
             ask.unlisted = deque(self._unlisted(ask.catalogs))
+            ask.search = self._search(ask) if self._device.is_compiling else None
+        if ask.search is not None:
+            if ask.search.step():
+                return
+            ask.search = None
+        if ask.progress is None:
             ask.progress = Progress("capturing graphs", len(ask.missing))
             ask.taken_bytes = self._device.memory().taken_bytes
         if ask.missing:
@@ -184,12 +197,16 @@ class WarmUp:
             self._note_done(ask, ask.progress)
             self._finish(ask, None)
 
+    def _search(self, ask: _Ask) -> KernelSearch:
+        batches = [(one.name, one.make_batch) for one in ask.missing]
+        batches += [("other normalisations", partial(_same, batch)) for batch in ask.unlisted]
+        return KernelSearch(self._graphs, self._run, batches)
+
     def _finish(self, ask: _Ask, error: Exception | None) -> None:
         with self._lock:
             if ask in self._asks:
                 self._asks.remove(ask)
-        if ask.progress is not None:
-            ask.progress.finish()
+        _end_progress(ask)
         if error is None:
             ask.future.set_result(None)
             return
@@ -322,6 +339,17 @@ class WarmUp:
             [length - count for length, count in zip(lengths, new, strict=True)],
             sources,
         )
+
+
+def _end_progress(ask: _Ask) -> None:
+    if ask.search is not None:
+        ask.search.end()
+    if ask.progress is not None:
+        ask.progress.finish()
+
+
+def _same(batch: Batch) -> Batch:
+    return batch
 
 
 def _slots_of(ask: _Ask) -> set[int]:
