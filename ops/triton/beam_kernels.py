@@ -53,7 +53,7 @@ def level_logsumexp_kernel(
     tl.store(out_ptr + row + tl.arange(0, 1), close_logsumexp(largest_R, total_R))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_searches"])
 def children_logsumexp_kernel(
     logit_ptr,
     score_ptr,
@@ -111,7 +111,7 @@ def children_logsumexp_kernel(
     tl.store(out_ptr + row_R, close_logsumexp(largest_R, total_R), mask=row_R < num_rows)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["failed_status", "num_rows", "num_searches"])
 def flag_failed_kernel(
     lse_ptr,
     score_ptr,

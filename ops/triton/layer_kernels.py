@@ -21,7 +21,7 @@ def _normalised(x_RM, weight_M, eps, M: tl.constexpr, dtype: tl.constexpr):
     return scaled_RM * weight_M.to(tl.float32)[None, :]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_items"])
 def rms_norm_kernel(
     x_ptr,
     weight_ptr,
@@ -52,7 +52,7 @@ def rms_norm_kernel(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_items"])
 def add_rms_norm_kernel(
     x_ptr,
     residual_ptr,
@@ -111,7 +111,7 @@ def _rotate_heads(
     tl.store(out_ptr + offset_XC + HALF, turned_XC.to(out_ptr.dtype.element_ty), mask=is_used_XC)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def rotary_embedding_kernel(
     q_ptr,
     k_ptr,
@@ -143,7 +143,7 @@ def rotary_embedding_kernel(
         _rotate_heads(k_place, k_out, cos_C, sin_C, G, G_PAD, HALF, HALF_PAD)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_items"])
 def silu_mul_kernel(
     gate_up_ptr,
     out_ptr,

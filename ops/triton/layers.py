@@ -27,8 +27,9 @@ def launch_rms_norm(
     check_rows_dense("x_NM", x_NM, 1)
     check_rows_dense("weight_M", weight_M, 1)
     size = x_NM.shape[-1]
-    # a view, or with more than two leading dims that cannot be joined a copy
-    x_OIM = x_NM.reshape(-1, x_NM.shape[-2] if x_NM.dim() > 1 else 1, size)
+    # A view, or with more than two leading dims that cannot be joined a copy. Rows of a matrix are outer ones: inner ones are
+    # counted by the kernel's code, which would differ with every number of rows.
+    x_OIM = x_NM.reshape(-1, x_NM.shape[-2] if x_NM.dim() > 2 else 1, size)
     num_rows = x_OIM.shape[0] * x_OIM.shape[1]
     out_NM = torch.empty(x_NM.shape, dtype=x_NM.dtype, device=x_NM.device)
     tile_rows = _tile_rows(size, rules)

@@ -24,7 +24,7 @@ def rows_before(search_ptr, search, num_rows, TILE: tl.constexpr):
     return count
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_children", "num_searches", "num_slots"])
 def plan_reorder_kernel(
     parent_ptr,
     slot_in_ptr,

@@ -126,7 +126,7 @@ def write_dead_rows(
     tl.store(code_out_ptr + row_M, zero_M, mask=is_row_M)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_children", "num_searches"])
 def group_bests_kernel(
     logit_ptr,
     lse_ptr,
@@ -310,7 +310,7 @@ def put_entries(
     tl.store(node_out_ptr + at, node, mask=is_kept)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_searches"])
 def collect_kernel(
     logit_ptr,
     lse_ptr,

@@ -73,7 +73,7 @@ def cut_list(entry_ptr, node_ptr, num_entries, width, TILE: tl.constexpr):
     return least
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_searches"])
 def stream_kernel(
     logit_ptr,
     lse_ptr,
