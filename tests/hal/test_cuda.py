@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import pytest
@@ -81,13 +83,11 @@ def test_an_event_beside_a_capture_waits_for_its_end(device: Device) -> None:
     """Recorded into the capture it would break the graph, and waiting for it would never be allowed."""
     x = torch.zeros(4, device=device.torch_device)
     is_capturing = threading.Event()
-    runs: list[None] = []
     errors: list[BaseException] = []
 
     def add_one() -> None:
         x.add_(1)
-        runs.append(None)
-        if len(runs) == 2:  # the first run is not captured
+        if torch.cuda.is_current_stream_capturing() and not is_capturing.is_set():
             is_capturing.set()
             time.sleep(0.2)
 
@@ -108,6 +108,35 @@ def test_an_event_beside_a_capture_waits_for_its_end(device: Device) -> None:
         graph.replay()
     device.record_event().wait()
     assert x.tolist() == [1.0] * 4
+
+
+def test_a_kernel_that_was_never_started_is_found_and_then_captured(device: Device) -> None:
+    """By a search that runs nothing; and by the capture itself, where nobody searched."""
+    assert device.is_compiling
+    layers, rules = (
+        import_module("xgr_ops.triton.layers"),
+        import_module("xgr_ops.cuda.rules").RULES,
+    )
+    place = device.torch_device
+    x = torch.randn(3, 24, device=place, generator=torch.Generator(place).manual_seed(0))
+    out, odd = torch.zeros(3, 24, device=place), torch.zeros(3, 24, device=place)
+
+    def norm(size: int, target: torch.Tensor) -> None:
+        weight = torch.ones(size, device=place)
+        target[:, :size].copy_(layers.launch_rms_norm(x[:, :size], weight, 1e-6, rules))
+
+    (kernel,) = device.missing_kernels("norm", partial(norm, 24, out))
+    device.synchronize()
+    assert not out.any()
+    kernel.make_ready()
+    assert not device.missing_kernels("norm", partial(norm, 24, out))
+    for size, target in ((24, out), (23, odd)):
+        graph = device.capture("norm", partial(norm, size, target))
+        with device.segment("norm"):
+            graph.replay()
+        device.synchronize()
+        expected = torch.nn.functional.rms_norm(x[:, :size], (size,), eps=1e-6)
+        torch.testing.assert_close(target[:, :size], expected)
 
 
 def test_a_capture_that_failed_leaves_room_for_the_next(device: Device) -> None:
