@@ -12,7 +12,15 @@ from tests.cuda.waiting import no_waiting
 from tests.helpers.catalogs import random_catalog, scattered_tokens
 from tests.helpers.engines import make_config, make_engine, write_catalog
 from tests.helpers.tiny_models import TinyShape, write_tiny_model
-from tests.xschedule.test_worker import CASES, CODES, PAGE, VOCAB, assert_same_bits, make_batch
+from tests.xschedule.test_worker import (
+    CASES,
+    CODES,
+    PAGE,
+    VOCAB,
+    assert_same_bits,
+    make_batch,
+    make_hit,
+)
 from xgr_runtime.config import CacheConfig, LimitsConfig, SchedulerConfig
 
 if TYPE_CHECKING:
@@ -92,6 +100,29 @@ def test_nothing_is_allocated_and_nothing_waits_between_issue_and_answer(
     assert between == before
     assert allocations() == before
     assert engine.worker.graphs.num_captures == 3, "a prefill and the rounds of both were replayed"
+
+
+def test_copies_of_cached_tokens_allocate_nothing_and_wait_for_nothing(
+    engine: Engine, device: Device
+) -> None:
+    """Two batches that copy from the pages of the one before, in flight behind each other."""
+    engine.worker.run(make_batch(engine, ONE))
+    hit = make_hit(engine, ONE)
+    alone = engine.worker.run(hit)
+    num_captures = engine.worker.graphs.num_captures
+    device.synchronize()
+    before = allocations()
+    with no_waiting():
+        with busy(device):
+            pending = [engine.worker.submit(hit) for _ in range(2)]
+            assert not pending[0].is_done()
+        between = allocations()
+    for one in pending:
+        for group, got, expected in zip(hit.groups, one.wait().groups, alone.groups, strict=True):
+            assert_same_bits(got, expected, group)
+    assert between == before
+    assert allocations() == before
+    assert engine.worker.graphs.num_captures == num_captures
 
 
 def allocations() -> dict[str, int]:

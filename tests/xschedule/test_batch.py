@@ -53,7 +53,11 @@ def test_packing(lengths: list[int], page_size: int, seed: int, is_cached: bool)
     shuffled = (rng.permutation(sum(counts)) + 1).tolist()
     pages = [[shuffled.pop() for _ in range(count)] for count in counts]
     cached = [int(rng.integers(n)) if is_cached else 0 for n in lengths]
-    packed = pack_histories(prompts, pages, page_size, cached if is_cached else None)
+    has_source = [is_cached and n % page_size > 0 and bool(rng.integers(2)) for n in cached]
+    sources = [100 + h if has else None for h, has in enumerate(has_source)]
+    packed = pack_histories(
+        prompts, pages, page_size, *((cached, sources) if is_cached else (None, None))
+    )
     tokens, positions, slots, starts = [], [], [], [0]
     for prompt, owned, num_cached in zip(prompts, pages, cached, strict=True):
         for position, token in list(enumerate(prompt.tolist()))[num_cached:]:
@@ -71,6 +75,12 @@ def test_packing(lengths: list[int], page_size: int, seed: int, is_cached: bool)
     assert packed.num_scheduled_tokens == sum(lengths) - sum(cached)
     for row, owned in zip(packed.page_table_HP.tolist(), pages, strict=True):
         assert row == owned + [0] * (max(counts) - len(owned))
+    copies = [
+        (source, owned[n // page_size], n % page_size) if source is not None else (0, 0, 0)
+        for source, owned, n in zip(sources, pages, cached, strict=True)
+    ]
+    assert list(map(tuple, packed.copies_3H.T.tolist())) == copies
+    assert packed.has_copies == any(has_source)
     types = (packed.token_ids_T.dtype, packed.q_start_H1.dtype, packed.page_table_HP.dtype)
     assert [dtype.name for dtype in types] == ["int64", "int32", "int32"]
 

@@ -520,6 +520,31 @@ def test_the_longest_unused_history_is_evicted_and_those_in_use_never() -> None:
     assert states[2].num_cached_tokens == 0
 
 
+def test_where_pages_are_too_few_to_keep_a_source_its_tokens_are_computed() -> None:
+    sim = Simulation()
+    sim.add(0, plain(user=1, num_tokens=22))
+    assert sim.step(0.0, is_draining=True)
+    assert sim.pages.num_cached == 6
+    state = sim.add(1, plain(user=1, num_tokens=23))
+    held = sim.pages.allocate(3)  # as a batch in flight does
+    scheduled = sim.scheduler.schedule(0.0, is_draining=True)
+    assert scheduled is not None
+    assert (state.num_cached_tokens, scheduled.batch.histories.has_copies) == (20, False)
+    assert sim.pages.num_evicted == 1, "the page that would have been copied"
+    sim.scheduler.complete(scheduled, output_of(scheduled.batch))
+    sim.pages.allocator.free(held)
+    sim.queued.clear()
+    state = sim.add(2, plain(user=1, num_tokens=24))
+    scheduled = sim.scheduler.schedule(0.0, is_draining=True)
+    assert scheduled is not None
+    assert (state.num_cached_tokens, scheduled.batch.histories.has_copies) == (23, True)
+    assert sim.pages.num_in_use == 7, (
+        "five that are read, one of its own, and the source until the end"
+    )
+    sim.scheduler.complete(scheduled, None)
+    assert (sim.pages.num_in_use, sim.pages.num_cached) == (0, 6)
+
+
 def num_named(states: Sequence[RequestState]) -> int:
     """Pages that a fused attention over the batch names: shared ones each time, one for each padding history."""
     num_histories = min(CONFIG.max_batch_histories, 1 << (len(states) - 1).bit_length())

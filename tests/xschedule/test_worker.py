@@ -180,6 +180,17 @@ def run_and_check(engine: Engine, groups: Groups) -> BatchOutput:
     return output
 
 
+def make_hit(engine: Engine, groups: Groups) -> Batch:
+    """The batch of `make_batch` behind it: all but the last token of each history cached, its first pages read, the last
+    copied into a page that nobody has."""
+    batch = make_batch(engine, groups)
+    prompts = [np.asarray(prompt, dtype=np.int64) for prompt in PROMPTS]
+    pages = [[*owned[:-1], 10 + h] for h, owned in enumerate(PAGES)]
+    sources = [owned[-1] for owned in PAGES]
+    cached = [len(prompt) - 1 for prompt in PROMPTS]
+    return replace(batch, histories=pack_histories(prompts, pages, PAGE, cached, sources))
+
+
 DEVICES: dict[str, Callable[[], Device]] = {
     "cpu": CpuDevice,
     "strict": StrictDevice,
@@ -198,6 +209,20 @@ def test_each_search_of_each_group_answers_as_alone(
         groups = make_batch(engine, CASES[case]).groups
     for group, one, two in zip(groups, first.groups, again.groups, strict=True):
         assert_same_bits(one, two, group)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_tokens_that_are_copied_are_as_good_as_computed(config: RuntimeConfig, device: str) -> None:
+    with closing(make_engine(config, DEVICES[device]())) as engine:
+        for groups in (CASES["two normalisations"], CASES["two catalogues"]):
+            batch, hit = make_batch(engine, groups), make_hit(engine, groups)
+            engine.runner.kv.shared.all_pages.fill_(np.nan)
+            computed = engine.worker.run(batch)
+            copied = engine.worker.run(hit)
+            assert hit.histories.num_scheduled_tokens == len(PROMPTS)
+            for group, one, two in zip(batch.groups, computed.groups, copied.groups, strict=True):
+                for index in range(group.num_searches):
+                    assert_same_beams((group, two, index), (group, one, index))
 
 
 def test_exclusions_and_tags_reach_their_own_group(config: RuntimeConfig) -> None:
