@@ -217,6 +217,20 @@ def test_sizes_that_are_named_are_used_and_must_fit() -> None:
         ladder(replace(config, buckets=BucketsConfig(rows=tuple(range(8, 800, 8)))), npu())
 
 
+def test_one_history_of_few_new_tokens_has_buckets_of_its_own() -> None:
+    """What a user who returns brings, 24 tokens behind 1,000: a larger bucket would be mostly padding."""
+    found = ladder(shipped(), gpu())
+    assert found.rungs[0].num_histories == 1
+    assert found.rungs[0].tokens[:3] == (32, 64, 128)
+    assert all(rung.tokens[0] >= 128 for rung in found.rungs[1:])
+    hit = make_batch(make_histories([1024], [1000]), make_group([0], [(8,) * LEVELS]))
+    assert found.of(hit).prefill.num_tokens == 32
+    assert list(found.copies()) == [rung.num_histories for rung in found.rungs]
+    assert not list(ladder(shipped("cache.prefix_cache=false"), gpu()).copies())
+    assert not list(ladder(shipped("cache.page_size_tokens=1"), gpu()).copies())
+    assert not list(ladder(shipped(), npu()).copies()), "a device without graphs of prefills"
+
+
 def test_lengths_may_have_classes() -> None:
     found = ladder(shipped("buckets.history_tokens=[512]"), gpu())
     short, long = (found.of(uniform(1, n, 8)).prefill for n in (512, 513))
