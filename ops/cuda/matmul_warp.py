@@ -11,7 +11,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from xgr_runtime.hal.registry import OpSpec
 
-from ..triton.launch import check_rows_dense
+from ..triton.launch import check_rows_dense, next_power_of_two
 from .descriptors import why_descriptors_refused
 from .linear_kernels import add_parts_rms_norm_kernel
 from .matmul_warp_kernels import warp_product_kernel
@@ -53,14 +53,30 @@ def why_warps_refused(spec: OpSpec, *row_names: str) -> str | None:
     return why_descriptors_refused(spec, *row_names)
 
 
+@dataclass(frozen=True)
+class Outstanding:
+    """A norm that rows still lack: squares_NS fp32 [N, S], which add up to a row's sum of squares, and the norm's eps."""
+
+    squares_NS: torch.Tensor
+    eps: float
+
+
 def launch_warp_product(
-    x_NK: torch.Tensor, weight_OK: torch.Tensor, tiles: WarpTiles, *, is_gated: bool
+    x_NK: torch.Tensor,
+    weight_OK: torch.Tensor,
+    tiles: WarpTiles,
+    *,
+    is_gated: bool,
+    norm: Outstanding | None = None,
 ) -> torch.Tensor:
-    """[N, O], or gated [N, F] of the weight [2F, K]; raises ValueError for a dtype or strides it cannot take."""
+    """[N, O], or gated [N, F] of the weight [2F, K]; raises ValueError for a dtype or strides it cannot take.
+
+    norm: what the rows lack; K is then a multiple of the tiles' inputs.
+    """
     num_columns = weight_OK.shape[0] // 2 if is_gated else weight_OK.shape[0]
     out_NO = x_NK.new_empty((x_NK.shape[0], num_columns))
     if out_NO.numel() > 0:
-        _launch(x_NK, weight_OK, out_NO, None, tiles, is_gated)
+        _launch(x_NK, weight_OK, out_NO, None, tiles, is_gated, norm)
     return out_NO
 
 
@@ -70,7 +86,7 @@ def launch_warp_parts(
     """fp32 [S, N, O], whose sum over S is the product; raises ValueError as above. There is a row at least."""
     shape = (tiles.parts, x_NK.shape[0], weight_OK.shape[0])
     parts_SNO = x_NK.new_empty(shape, dtype=torch.float32)
-    _launch(x_NK, weight_OK, None, parts_SNO, tiles, False)
+    _launch(x_NK, weight_OK, None, parts_SNO, tiles, False, None)
     return parts_SNO
 
 
@@ -81,6 +97,7 @@ def _launch(
     parts_SNO: torch.Tensor | None,
     tiles: WarpTiles,
     is_gated: bool,
+    norm: Outstanding | None,
 ) -> None:
     if x_NK.dtype not in DTYPES or weight_OK.dtype != x_NK.dtype:
         raise ValueError(f"dtypes must be 16-bit and alike, got {x_NK.dtype}, {weight_OK.dtype}")
@@ -101,8 +118,10 @@ def _launch(
         *([*weights, None])[:2],
         *([*outs, None])[:2],
         parts_SNO,
+        None if norm is None else norm.squares_NS,
         num_rows,
         num_columns,
+        0.0 if norm is None else norm.eps,
         STEPS=-(-num_inputs // (tiles.inputs * tiles.parts)),
         STAGES=tiles.stages,
         PARTS=tiles.parts,
@@ -112,10 +131,17 @@ def _launch(
         TILE_K=tiles.inputs,
         GROUP=tiles.group,
         IS_GATED=is_gated,
+        **squares_sizes(norm),
         NUM_REGISTERS=REGISTERS,
         num_warps=4,
         launch_pdl=True,  # starts before the kernel in front of it has ended
     )
+
+
+def squares_sizes(norm: Outstanding | None) -> dict[str, int]:
+    """How many squares a row has, for the kernels: as they are, and rounded up to a power of two."""
+    num_squares = 1 if norm is None else norm.squares_NS.shape[1]
+    return {"SQUARES": num_squares, "SQUARES_PAD": max(2, next_power_of_two(num_squares))}
 
 
 def tile_descriptor(matrix: torch.Tensor, tile_rows: int, tile_columns: int) -> Any:

@@ -134,6 +134,33 @@ def multiply(
 
 
 @gluon.jit
+def load_squares(ptr, row, num_rows, NUM: gl.constexpr, NUM_PAD: gl.constexpr):
+    """fp32 [64, NUM_PAD], zeros behind NUM, of the rows from `row` on: sums of squares that `row_factors` adds up."""
+    layout: gl.constexpr = gl.BlockedLayout([1, NUM_PAD // 2], [16, 2], [4, 1], [1, 0])
+    n = row + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    s = gl.arange(0, NUM_PAD, gl.SliceLayout(0, layout))
+    is_used = (n < num_rows)[:, None] & (s < NUM)[None, :]
+    return gl.load(ptr + n[:, None] * NUM + s[None, :], mask=is_used, other=0.0)
+
+
+@gluon.jit
+def row_factors(squares, size, eps, layout: gl.constexpr):
+    """fp32 [64] that rows of `size` are multiplied by to be normalised, for sums in `layout`."""
+    factors = gl.rsqrt(gl.sum(squares, axis=1) / size + eps)
+    return gl.convert_layout(factors, gl.SliceLayout(1, layout))
+
+
+@gluon.jit
+def _normalised(sums, more_sums, squares, size, eps, MORE: gl.constexpr):
+    layout: gl.constexpr = sums.type.layout
+    sums = sums * row_factors(squares, size, eps, layout)[:, None]
+    if MORE > 0:
+        more_layout: gl.constexpr = more_sums.type.layout
+        more_sums = more_sums * row_factors(squares, size, eps, more_layout)[:, None]
+    return sums, more_sums
+
+
+@gluon.jit
 def _result(sums, WIDTH: gl.constexpr, IS_GATED: gl.constexpr):
     if IS_GATED:
         gate, up = sums.reshape([ROWS, 2, WIDTH]).permute([0, 2, 1]).split()
@@ -165,9 +192,10 @@ def _store_part(
 @gluon.jit
 def _compute(
     x_tiles, weight_tiles, more_tiles, out_tiles, more_out_tiles, full, empty, out_desc, more_out_desc, parts_ptr,
-    num_rows, num_columns, WARPGROUP: gl.constexpr,
+    squares_ptr, num_rows, num_columns, eps, WARPGROUP: gl.constexpr,
     STEPS: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, TILE_N: gl.constexpr, TILE_O: gl.constexpr,
-    MORE: gl.constexpr, GROUP: gl.constexpr, IS_GATED: gl.constexpr,
+    MORE: gl.constexpr, TILE_K: gl.constexpr, GROUP: gl.constexpr, IS_GATED: gl.constexpr, SQUARES: gl.constexpr,
+    SQUARES_PAD: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup: its 64 rows of each of the program's tiles of the result."""
     NUM: gl.constexpr = 2 if IS_GATED else 1
@@ -179,13 +207,19 @@ def _compute(
     else:
         more_sums = 0
     row_tiles, col_tiles = gl.cdiv(num_rows, TILE_N), gl.cdiv(num_columns, TILE_O + MORE)
+    if squares_ptr is not None:
+        gdc_wait()
     count = 0
     for tile in range(gl.program_id(0), row_tiles * col_tiles * PARTS, gl.num_programs(0)):
         r, c, part = place_of_tile(tile, row_tiles, col_tiles, GROUP)
         row, column = r * TILE_N + WARPGROUP * ROWS, c * (TILE_O + MORE)
+        if squares_ptr is not None:
+            squares = load_squares(squares_ptr, row, num_rows, SQUARES, SQUARES_PAD)
         sums, more_sums, count = multiply(
             x_tiles, weight_tiles, more_tiles, full, empty, sums, more_sums, count, WARPGROUP, STEPS, STAGES, MORE
         )  # fmt: skip
+        if squares_ptr is not None:
+            sums, more_sums = _normalised(sums, more_sums, squares, STEPS * TILE_K, eps, MORE)
         if parts_ptr is not None:
             _store_part(parts_ptr, sums, row, column, num_rows, num_columns, part, layout, TILE_O)
         else:
@@ -206,14 +240,16 @@ def _compute(
 
 @gluon.jit
 def warp_product_kernel(
-    x_desc, weight_desc, more_desc, out_desc, more_out_desc, parts_ptr, num_rows, num_columns,
+    x_desc, weight_desc, more_desc, out_desc, more_out_desc, parts_ptr, squares_ptr, num_rows, num_columns, eps,
     STEPS: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, WARPGROUPS: gl.constexpr, TILE_O: gl.constexpr,
-    MORE: gl.constexpr, TILE_K: gl.constexpr, GROUP: gl.constexpr, IS_GATED: gl.constexpr,
-    NUM_REGISTERS: gl.constexpr,
+    MORE: gl.constexpr, TILE_K: gl.constexpr, GROUP: gl.constexpr, IS_GATED: gl.constexpr, SQUARES: gl.constexpr,
+    SQUARES_PAD: gl.constexpr, NUM_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Either out (parts_ptr None) or fp32 parts[s, n, o] (out_desc None), [PARTS, num_rows, num_columns].
 
     A part is STEPS tiles of TILE_K inputs. more_desc and more_out_desc are for the MORE columns, None where there are none.
+    squares_ptr: None, or fp32 [num_rows, SQUARES] whose sums over SQUARES are the squares' of rows that are not normalised
+    yet: the product is, before what is gated. Inputs then fill their tiles.
     """
     TILE_N: gl.constexpr = 64 * WARPGROUPS
     NUM: gl.constexpr = 2 if IS_GATED else 1
@@ -245,12 +281,12 @@ def warp_product_kernel(
     gdc_launch_dependents()
     if WARPGROUPS == 1:
         gl.warp_specialize([
-            (_compute, (x_tiles, weight_tiles, more_tiles, out_tiles, more_out_tiles, full, empty, out_desc, more_out_desc, parts_ptr, num_rows, num_columns, gl.constexpr(0), STEPS, STAGES, PARTS, TILE_N, TILE_O, MORE, GROUP, IS_GATED)),
+            (_compute, (x_tiles, weight_tiles, more_tiles, out_tiles, more_out_tiles, full, empty, out_desc, more_out_desc, parts_ptr, squares_ptr, num_rows, num_columns, eps, gl.constexpr(0), STEPS, STAGES, PARTS, TILE_N, TILE_O, MORE, TILE_K, GROUP, IS_GATED, SQUARES, SQUARES_PAD)),
             (copy_tiles, (x_desc, weight_desc, more_desc, x_tiles, weight_tiles, more_tiles, full, empty, num_rows, num_columns, STEPS, STAGES, PARTS, TILE_N, TILE_O, MORE, TILE_K, GROUP, IS_GATED)),
         ], [1], [40])  # fmt: skip
     else:
         gl.warp_specialize([
-            (_compute, (x_tiles, weight_tiles, more_tiles, out_tiles, more_out_tiles, full, empty, out_desc, more_out_desc, parts_ptr, num_rows, num_columns, gl.constexpr(0), STEPS, STAGES, PARTS, TILE_N, TILE_O, MORE, GROUP, IS_GATED)),
-            (_compute, (x_tiles, weight_tiles, more_tiles, out_tiles, more_out_tiles, full, empty, out_desc, more_out_desc, parts_ptr, num_rows, num_columns, gl.constexpr(1), STEPS, STAGES, PARTS, TILE_N, TILE_O, MORE, GROUP, IS_GATED)),
+            (_compute, (x_tiles, weight_tiles, more_tiles, out_tiles, more_out_tiles, full, empty, out_desc, more_out_desc, parts_ptr, squares_ptr, num_rows, num_columns, eps, gl.constexpr(0), STEPS, STAGES, PARTS, TILE_N, TILE_O, MORE, TILE_K, GROUP, IS_GATED, SQUARES, SQUARES_PAD)),
+            (_compute, (x_tiles, weight_tiles, more_tiles, out_tiles, more_out_tiles, full, empty, out_desc, more_out_desc, parts_ptr, squares_ptr, num_rows, num_columns, eps, gl.constexpr(1), STEPS, STAGES, PARTS, TILE_N, TILE_O, MORE, TILE_K, GROUP, IS_GATED, SQUARES, SQUARES_PAD)),
             (copy_tiles, (x_desc, weight_desc, more_desc, x_tiles, weight_tiles, more_tiles, full, empty, num_rows, num_columns, STEPS, STAGES, PARTS, TILE_N, TILE_O, MORE, TILE_K, GROUP, IS_GATED)),
         ], [4, 1], [NUM_REGISTERS, 40])  # fmt: skip

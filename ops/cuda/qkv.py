@@ -26,7 +26,15 @@ from xgr_runtime.hal.ops.fused_attention import (
 from xgr_runtime.hal.registry import OpSpec, impl
 
 from ..triton.launch import check_rows_dense
-from .matmul_warp import DTYPES, NUM_CORES, WARPGROUP_ROWS, tile_descriptor, why_warps_refused
+from .matmul_warp import (
+    DTYPES,
+    NUM_CORES,
+    WARPGROUP_ROWS,
+    Outstanding,
+    squares_sizes,
+    tile_descriptor,
+    why_warps_refused,
+)
 from .qkv_kernels import qkv_kernel
 
 HEAD_DIMS = (64, 128)
@@ -133,6 +141,7 @@ def launch_qkv(
     v_slots: torch.Tensor,
     slot_T: torch.Tensor,
     tiles: HeadTiles | None = None,
+    norm: Outstanding | None = None,
 ) -> torch.Tensor:
     """Normalised and rotated queries; keys likewise and values go to slot slot_T[t].
 
@@ -148,6 +157,7 @@ def launch_qkv(
         v_slots: like k_slots; MUTATED.
         slot_T: int32 or int64 [T]. Rows that name the same slot overwrite each other, in any order.
         tiles: None chooses.
+        norm: what the rows of x lack, with the same eps; M is then a multiple of 64.
 
     Returns:
         [T, Q, D], dtype of x, new memory.
@@ -176,6 +186,7 @@ def launch_qkv(
         k_slots,
         v_slots,
         slot_T,
+        None if norm is None else norm.squares_NS,
         num_rows,
         eps,
         cos_TD.stride(0),
@@ -191,6 +202,7 @@ def launch_qkv(
         Q=num_heads,
         G=num_kv_heads,
         HALF=head_dim // 2,
+        **squares_sizes(norm),
         NUM_REGISTERS=REGISTERS,
         num_warps=4,
         launch_pdl=True,  # starts before the kernel in front of it has ended

@@ -20,7 +20,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .matmul_warp_kernels import copy_tiles, multiply, place_of_tile
+from .matmul_warp_kernels import copy_tiles, load_squares, multiply, place_of_tile, row_factors
 
 ROWS = gl.constexpr(64)  # of a warpgroup
 
@@ -119,9 +119,10 @@ def _finish_head(
 @gluon.jit
 def _compute(
     x_tiles, weight_tiles, full, empty, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, q_out_ptr, k_slots_ptr, v_slots_ptr,
-    slot_ptr, num_rows, eps, cos_stride, sin_stride, k_slot_stride, v_slot_stride, WARPGROUP: gl.constexpr,
-    STEPS: gl.constexpr, STAGES: gl.constexpr, TILE_N: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr,
-    Q: gl.constexpr, G: gl.constexpr, HALF: gl.constexpr,
+    slot_ptr, squares_ptr, num_rows, eps, cos_stride, sin_stride, k_slot_stride, v_slot_stride, WARPGROUP: gl.constexpr,
+    STEPS: gl.constexpr, STAGES: gl.constexpr, TILE_N: gl.constexpr, HEADS: gl.constexpr, TILE_K: gl.constexpr,
+    GROUP: gl.constexpr, Q: gl.constexpr, G: gl.constexpr, HALF: gl.constexpr, SQUARES: gl.constexpr,
+    SQUARES_PAD: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup: its 64 rows of each of the program's tiles."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 2 * HALF * HEADS, 16])
@@ -135,11 +136,15 @@ def _compute(
         r, c, _ = place_of_tile(tile, row_tiles, col_tiles, GROUP)
         row, head = r * TILE_N + WARPGROUP * ROWS, c * HEADS
         is_turned = head < Q + G
+        if squares_ptr is not None:
+            squares = load_squares(squares_ptr, row, num_rows, SQUARES, SQUARES_PAD)
         cos = _angles(cos_ptr, cos_stride, row, num_rows, is_turned, HALF, half_layout)
         sin = _angles(sin_ptr, sin_stride, row, num_rows, is_turned, HALF, half_layout)
         sums, more_sums, count = multiply(
             x_tiles, weight_tiles, weight_tiles, full, empty, sums, more_sums, count, WARPGROUP, STEPS, STAGES, 0
         )  # fmt: skip
+        if squares_ptr is not None:
+            sums = sums * row_factors(squares, STEPS * TILE_K, eps, layout)[:, None]
         if HEADS == 1:
             _finish_head(
                 sums, head, row, q_norm_ptr, k_norm_ptr, eps, cos, sin, q_out_ptr, k_slots_ptr, v_slots_ptr, slot_ptr,
@@ -160,15 +165,16 @@ def _compute(
 @gluon.jit
 def qkv_kernel(
     x_desc, weight_desc, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, q_out_ptr, k_slots_ptr, v_slots_ptr, slot_ptr,
-    num_rows, eps, cos_stride, sin_stride, k_slot_stride, v_slot_stride,
+    squares_ptr, num_rows, eps, cos_stride, sin_stride, k_slot_stride, v_slot_stride,
     STEPS: gl.constexpr, STAGES: gl.constexpr, WARPGROUPS: gl.constexpr, HEADS: gl.constexpr, TILE_K: gl.constexpr,
-    GROUP: gl.constexpr, Q: gl.constexpr, G: gl.constexpr, HALF: gl.constexpr,
-    NUM_REGISTERS: gl.constexpr,
+    GROUP: gl.constexpr, Q: gl.constexpr, G: gl.constexpr, HALF: gl.constexpr, SQUARES: gl.constexpr,
+    SQUARES_PAD: gl.constexpr, NUM_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """q_out[t] of row t's queries, k_slots[slot[t]] and v_slots[slot[t]] of its keys and values.
 
     A tile has HEADS heads, 1 or 2, of D = 2 HALF columns each; 2 only where Q and G are even. Both halves of cos and sin are
-    alike, hence the first is read. Both norms are None where heads are not normalised.
+    alike, hence the first is read. Both norms are None where heads are not normalised. squares_ptr: as in
+    `warp_product_kernel`.
     """
     TILE_N: gl.constexpr = 64 * WARPGROUPS
     TILE_O: gl.constexpr = 2 * HALF * HEADS
@@ -186,12 +192,12 @@ def qkv_kernel(
     num_columns = (Q + 2 * G) * 2 * HALF
     if WARPGROUPS == 1:
         gl.warp_specialize([
-            (_compute, (x_tiles, weight_tiles, full, empty, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, q_out_ptr, k_slots_ptr, v_slots_ptr, slot_ptr, num_rows, eps, cos_stride, sin_stride, k_slot_stride, v_slot_stride, gl.constexpr(0), STEPS, STAGES, TILE_N, HEADS, GROUP, Q, G, HALF)),
+            (_compute, (x_tiles, weight_tiles, full, empty, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, q_out_ptr, k_slots_ptr, v_slots_ptr, slot_ptr, squares_ptr, num_rows, eps, cos_stride, sin_stride, k_slot_stride, v_slot_stride, gl.constexpr(0), STEPS, STAGES, TILE_N, HEADS, TILE_K, GROUP, Q, G, HALF, SQUARES, SQUARES_PAD)),
             (_bring, (x_desc, weight_desc, x_tiles, weight_tiles, full, empty, num_rows, num_columns, STEPS, STAGES, TILE_N, TILE_O, TILE_K, GROUP)),
         ], [1], [40])  # fmt: skip
     else:
         gl.warp_specialize([
-            (_compute, (x_tiles, weight_tiles, full, empty, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, q_out_ptr, k_slots_ptr, v_slots_ptr, slot_ptr, num_rows, eps, cos_stride, sin_stride, k_slot_stride, v_slot_stride, gl.constexpr(0), STEPS, STAGES, TILE_N, HEADS, GROUP, Q, G, HALF)),
-            (_compute, (x_tiles, weight_tiles, full, empty, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, q_out_ptr, k_slots_ptr, v_slots_ptr, slot_ptr, num_rows, eps, cos_stride, sin_stride, k_slot_stride, v_slot_stride, gl.constexpr(1), STEPS, STAGES, TILE_N, HEADS, GROUP, Q, G, HALF)),
+            (_compute, (x_tiles, weight_tiles, full, empty, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, q_out_ptr, k_slots_ptr, v_slots_ptr, slot_ptr, squares_ptr, num_rows, eps, cos_stride, sin_stride, k_slot_stride, v_slot_stride, gl.constexpr(0), STEPS, STAGES, TILE_N, HEADS, TILE_K, GROUP, Q, G, HALF, SQUARES, SQUARES_PAD)),
+            (_compute, (x_tiles, weight_tiles, full, empty, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, q_out_ptr, k_slots_ptr, v_slots_ptr, slot_ptr, squares_ptr, num_rows, eps, cos_stride, sin_stride, k_slot_stride, v_slot_stride, gl.constexpr(1), STEPS, STAGES, TILE_N, HEADS, TILE_K, GROUP, Q, G, HALF, SQUARES, SQUARES_PAD)),
             (_bring, (x_desc, weight_desc, x_tiles, weight_tiles, full, empty, num_rows, num_columns, STEPS, STAGES, TILE_N, TILE_O, TILE_K, GROUP)),
         ], [4, 1], [NUM_REGISTERS, 40])  # fmt: skip

@@ -336,6 +336,8 @@ def test_the_contract_names() -> None:
         "select_beams",
         "shared_attention",
         "silu_mul",
+        "stream_linear_rope_write_shared_kv",
+        "stream_linear_silu_mul",
         "unshared_attention",
         "write_shared_kv",
         "write_unshared_kv",

@@ -43,6 +43,10 @@ from xgr_runtime.conformance.selection_cases import (
     level_logsumexp,
     select_beams,
 )
+from xgr_runtime.conformance.stream_cases import (
+    stream_linear_rope_write_shared_kv,
+    stream_linear_silu_mul,
+)
 
 __all__ = ["GENERATORS", "Generator", "OpCase", "results_only"]
 
@@ -73,6 +77,8 @@ GENERATORS: Mapping[str, Generator] = {
         linear,
         linear_add_rms_norm,
         linear_silu_mul,
+        stream_linear_silu_mul,
+        stream_linear_rope_write_shared_kv,
         head_logits,
         head_logsumexp,
     )

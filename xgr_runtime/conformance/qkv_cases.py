@@ -5,7 +5,7 @@ fill no tile, odd and even numbers of heads.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,8 @@ import torch
 from xgr_runtime.conformance.op_case import Args, OpCase, int32, normal
 
 _EPS = 1e-6
-# rows, inputs, query heads, KV heads, head dim
-SHAPES = {
+Shape = tuple[int, int, int, int, int]  # rows, inputs, query heads, KV heads, head dim
+SHAPES: Mapping[str, Shape] = {
     "one": (1, 2, 1, 1, 2),
     "odd": (7, 24, 3, 1, 6),
     "wide heads": (5, 64, 2, 1, 256),
@@ -30,11 +30,17 @@ PAGE_SIZE = 16
 
 
 def linear_rope_write_shared_kv(dtype: torch.dtype) -> Iterator[OpCase]:
+    return to_pages(dtype, SHAPES)
+
+
+def to_pages(dtype: torch.dtype, shapes: Mapping[str, Shape]) -> Iterator[OpCase]:
+    """The cases of `linear_rope_write_shared_kv` of these shapes."""
+
     def view(args: Args, result: Any) -> dict[str, torch.Tensor]:
         k_pages, v_pages = args["k_pages"][1:], args["v_pages"][1:]  # page 0 takes padding
         return {"result": result, "k_pages": k_pages, "v_pages": v_pages}
 
-    for (label, shape), is_normalised in itertools.product(SHAPES.items(), (False, True)):
+    for (label, shape), is_normalised in itertools.product(shapes.items(), (False, True)):
         rows, _, _, kv_heads, dim = shape
         num_pages = 2 + -(-rows // PAGE_SIZE)
         slots = np.random.default_rng(41).permutation((num_pages - 1) * PAGE_SIZE)[:rows]
@@ -75,9 +81,7 @@ def linear_rope_write_unshared_kv(dtype: torch.dtype) -> Iterator[OpCase]:
         yield OpCase(f"{label}, at {position}", args, dims, mutates=written, view=view)
 
 
-def _projected(
-    names: str, shape: tuple[int, int, int, int, int], dtype: torch.dtype, *, is_normalised: bool
-) -> Args:
+def _projected(names: str, shape: Shape, dtype: torch.dtype, *, is_normalised: bool) -> Args:
     """What both ops begin with; `names` is TM or NM, as the op names the dims of its input."""
     rows, inputs, heads, kv_heads, dim = shape
     num_rows, outputs = rows + NUM_PADDING, (heads + 2 * kv_heads) * dim
@@ -95,5 +99,5 @@ def _projected(
     }
 
 
-def _sizes(shape: tuple[int, int, int, int, int]) -> dict[str, int]:
+def _sizes(shape: Shape) -> dict[str, int]:
     return dict(zip(("M", "Q", "G", "D"), shape[1:], strict=True))

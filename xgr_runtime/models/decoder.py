@@ -20,6 +20,7 @@ from xgr_runtime.models.head import Head
 from xgr_runtime.models.layers.attention import SelfAttention
 from xgr_runtime.models.layers.linear import (
     StreamLinear,
+    StreamRows,
     load_split_by_input,
     load_split_by_output,
 )
@@ -77,27 +78,29 @@ class Decoder:
         eps = self.config.eps
         cos_sin = self._rotary.cos_sin(inputs.positions_T)
         residual = self._embed(inputs.packed)
-        x: torch.Tensor = ops.rms_norm(residual, self._layers[0].attention_norm_M, eps)
+        rows = StreamRows(residual, self._layers[0].attention_norm_M, eps)
         for layer, next_norm_M in zip(self._layers, self._next_norms(), strict=True):
             is_last = layer is self._layers[-1]
-            x = layer.attention.context(ops, x, cos_sin, inputs, kv, last_only=is_last)
+            x = layer.attention.context(ops, rows, cos_sin, inputs, kv, last_only=is_last)
             if is_last:
                 residual = residual.index_select(0, inputs.last_row_H)
-            x = layer.attention.out(ops, x, residual, layer.mlp_norm_M, eps)
-            x = layer.mlp(ops, x, residual, next_norm_M, eps)
-        return x
+            rows = StreamRows(residual, layer.mlp_norm_M, eps, (x, layer.attention.out))
+            x = layer.mlp.gated(ops, rows)
+            rows = StreamRows(residual, next_norm_M, eps, (x, layer.mlp.down))
+        return rows.normed(ops)
 
     def step(self, ops: BoundOps, inputs: StepInputs, kv: KVCaches) -> torch.Tensor:
         """Write one own token per beam row; [N, M] after the final norm."""
         eps = self.config.eps
         cos_sin = self._rotary.cos_sin(inputs.positions_N)
         residual = self._embed(PackedInputs(inputs.token_ids_N))
-        x: torch.Tensor = ops.rms_norm(residual, self._layers[0].attention_norm_M, eps)
+        rows = StreamRows(residual, self._layers[0].attention_norm_M, eps)
         for layer, next_norm_M in zip(self._layers, self._next_norms(), strict=True):
-            x = layer.attention.step(ops, x, cos_sin, inputs, kv)
-            x = layer.attention.out(ops, x, residual, layer.mlp_norm_M, eps)
-            x = layer.mlp(ops, x, residual, next_norm_M, eps)
-        return x
+            x = layer.attention.step(ops, rows, cos_sin, inputs, kv)
+            rows = StreamRows(residual, layer.mlp_norm_M, eps, (x, layer.attention.out))
+            x = layer.mlp.gated(ops, rows)
+            rows = StreamRows(residual, next_norm_M, eps, (x, layer.mlp.down))
+        return rows.normed(ops)
 
     def _embed(self, packed: PackedInputs) -> torch.Tensor:
         x_TM = self._embedding_VM.index_select(0, packed.token_ids_T)

@@ -9,7 +9,7 @@ import torch
 
 from xgr_runtime.hal.bound import BoundOps
 from xgr_runtime.models.base import ContextInputs, KVCaches, StepInputs
-from xgr_runtime.models.layers.linear import Linear, StreamLinear
+from xgr_runtime.models.layers.linear import Linear, StreamLinear, StreamRows
 
 CosSin = tuple[torch.Tensor, torch.Tensor]
 
@@ -31,7 +31,7 @@ class SelfAttention:
     def context(
         self,
         ops: BoundOps,
-        x_TM: torch.Tensor,
+        rows: StreamRows,
         cos_sin: CosSin,
         inputs: ContextInputs,
         kv: KVCaches,
@@ -42,11 +42,7 @@ class SelfAttention:
         Returns the heads side by side for `out`, [T, Q * D], or [H, Q * D] with last_only.
         """
         k_pages, v_pages = kv.shared.k_pages(self.layer), kv.shared.v_pages(self.layer)
-        write = (self.q_norm_D, self.k_norm_D, self.eps, *cos_sin, k_pages, v_pages, inputs.slot_T)
-        if self.qkv.bias_O is None:
-            q_TQD: torch.Tensor = ops.linear_rope_write_shared_kv(x_TM, self.qkv.weight_OI, *write)
-        else:
-            q_TQD = ops.rope_write_shared_kv(self._project_in(ops, x_TM), *write)
+        q_TQD = self._write_shared(ops, rows, (*cos_sin, k_pages, v_pages, inputs.slot_T))
         q_start_H1, max_q, q_starts = inputs.q_start_H1, inputs.max_q, inputs.q_starts
         if last_only:
             q_TQD, max_q = q_TQD.index_select(0, inputs.last_row_H), 1
@@ -68,9 +64,10 @@ class SelfAttention:
         return out_TQD.flatten(1)
 
     def step(
-        self, ops: BoundOps, x_NM: torch.Tensor, cos_sin: CosSin, inputs: StepInputs, kv: KVCaches
+        self, ops: BoundOps, rows: StreamRows, cos_sin: CosSin, inputs: StepInputs, kv: KVCaches
     ) -> torch.Tensor:
         """Attend from one new token per beam row to its history and its own tokens; [N, Q * D] for `out`."""
+        x_NM = rows.normed(ops)
         k_rows, v_rows = kv.unshared.k_rows(self.layer), kv.unshared.v_rows(self.layer)
         to = (k_rows, v_rows, inputs.slot_N, inputs.round - 1)
         write = (self.q_norm_D, self.k_norm_D, self.eps, *cos_sin, *to)
@@ -99,6 +96,22 @@ class SelfAttention:
     @property
     def _scale(self) -> float:
         return float(self.head_dim**-0.5)
+
+    def _write_shared(
+        self, ops: BoundOps, rows: StreamRows, to: tuple[torch.Tensor, ...]
+    ) -> torch.Tensor:
+        """Store every token's keys and values; its queries, [T, Q, D]. to: cosines, sines, pages of both, slots."""
+        norms = (self.q_norm_D, self.k_norm_D)
+        if self.qkv.bias_O is not None:
+            qkv_TXD = self._project_in(ops, rows.normed(ops))
+            q_TQD: torch.Tensor = ops.rope_write_shared_kv(qkv_TXD, *norms, self.eps, *to)
+        elif rows.product is not None:
+            product, weight_OM = rows.product, self.qkv.weight_OI
+            q_TQD = ops.stream_linear_rope_write_shared_kv(*product, weight_OM, *norms, *to)
+        else:
+            x_TM, weight_OM = rows.normed(ops), self.qkv.weight_OI
+            q_TQD = ops.linear_rope_write_shared_kv(x_TM, weight_OM, *norms, self.eps, *to)
+        return q_TQD
 
     def _project_in(self, ops: BoundOps, x_TM: torch.Tensor) -> torch.Tensor:
         num_heads = self.num_heads + 2 * self.num_kv_heads

@@ -35,6 +35,12 @@ class StreamLinear:
     linear: Linear
     parallel: ParallelContext
 
+    @property
+    def weight_alone(self) -> torch.Tensor | None:
+        """[out, in] where the product is nothing but that of the weight: no bias, one rank."""
+        is_alone = self.linear.bias_O is None and self.parallel.size == 1
+        return self.linear.weight_OI if is_alone else None
+
     def __call__(
         self,
         ops: BoundOps,
@@ -45,11 +51,49 @@ class StreamLinear:
     ) -> torch.Tensor:
         """rms_norm of the new residual stream, [N, M]; residual_NM is MUTATED."""
         norm = (residual_NM, norm_weight_M, eps)
-        if self.linear.bias_O is None and self.parallel.size == 1:
-            x_NM: torch.Tensor = ops.linear_add_rms_norm(x_NI, self.linear.weight_OI, *norm)
+        weight_MI = self.weight_alone
+        if weight_MI is not None:
+            x_NM: torch.Tensor = ops.linear_add_rms_norm(x_NI, weight_MI, *norm)
         else:
             x_NM = ops.add_rms_norm(self.parallel.all_reduce(self.linear(ops, x_NI)), *norm)
         return x_NM
+
+
+@dataclass(frozen=True)
+class StreamRows:
+    """Normalised rows of the residual stream for the product that reads them, once: only then are they computed.
+
+    added: what the stream still lacks: inputs [N, I] and the product of them that is added. residual_NM is MUTATED when the
+    rows are read. A reader that can make both products in one op takes `product` in place of `normed`.
+    """
+
+    residual_NM: torch.Tensor
+    norm_weight_M: torch.Tensor
+    eps: float
+    added: tuple[torch.Tensor, StreamLinear] | None = None
+
+    def normed(self, ops: BoundOps) -> torch.Tensor:
+        """The rows, [N, M]."""
+        norm = (self.residual_NM, self.norm_weight_M, self.eps)
+        if self.added is None:
+            x_NM: torch.Tensor = ops.rms_norm(*norm)
+        else:
+            x_NI, linear = self.added
+            x_NM = linear(ops, x_NI, *norm)
+        return x_NM
+
+    @property
+    def product(
+        self,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float] | None:
+        """What ops named `stream_...` begin with, or None where they cannot be used."""
+        if self.added is None:
+            return None
+        x_NI, linear = self.added
+        weight_MI = linear.weight_alone
+        if weight_MI is None:
+            return None
+        return x_NI, weight_MI, self.residual_NM, self.norm_weight_M, self.eps
 
 
 def load_split_by_output(

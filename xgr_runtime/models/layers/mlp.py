@@ -8,6 +8,7 @@ from xgr_runtime.hal.bound import BoundOps
 from xgr_runtime.models.layers.linear import (
     Linear,
     StreamLinear,
+    StreamRows,
     load_split_by_input,
     load_split_by_output,
 )
@@ -22,20 +23,15 @@ class GatedMlp:
     gate_up: Linear
     down: StreamLinear
 
-    def __call__(
-        self,
-        ops: BoundOps,
-        x_NM: torch.Tensor,
-        residual_NM: torch.Tensor,
-        norm_weight_M: torch.Tensor,
-        eps: float,
-    ) -> torch.Tensor:
-        """rms_norm of the new residual stream, [N, M]; residual_NM is MUTATED."""
-        if self.gate_up.bias_O is None:
-            x_NF = ops.linear_silu_mul(x_NM, self.gate_up.weight_OI)
+    def gated(self, ops: BoundOps, rows: StreamRows) -> torch.Tensor:
+        """silu(gate(x)) * up(x) of the rows, [N, F], for `down`."""
+        if self.gate_up.bias_O is not None:
+            x_NF: torch.Tensor = ops.silu_mul(self.gate_up(ops, rows.normed(ops)))
+        elif rows.product is not None:
+            x_NF = ops.stream_linear_silu_mul(*rows.product, self.gate_up.weight_OI)
         else:
-            x_NF = ops.silu_mul(self.gate_up(ops, x_NM))
-        return self.down(ops, x_NF, residual_NM, norm_weight_M, eps)
+            x_NF = ops.linear_silu_mul(rows.normed(ops), self.gate_up.weight_OI)
+        return x_NF
 
 
 def load_mlp(
