@@ -21,9 +21,12 @@ from .short_prefill_join_kernels import join_short_prefill_kernel
 
 CAPABILITY = "sm_90"  # its instructions exist on no other generation
 ROWS = 64  # query rows of a tile
+# Of tiles on the chip, as the matrix instructions take them.
+LAYOUT = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
 SEGMENTS = 64  # places for the histories of a call
 HEAD_DIMS = (64, 128)
-MOST_ROWS = 256  # new tokens
+# New tokens times query heads: with more of them each tile of keys is read for too many tiles of rows.
+MOST_PAIRS = 128 * 16
 
 
 @dataclass(frozen=True)
@@ -31,16 +34,15 @@ class ShortTiles:
     """How a call is cut.
 
     keys: of a tile, a power of two that divides the page size. stages: key tiles on the chip. programs: how many parts of keys
-    are made for, 132 cores or twice as many. most_parts: a power of two. join_pairs, join_warps: (row, head) pairs and warps of
-    a program that joins. is_early: read cached keys while the kernel in front still works.
+    are made for, 132 cores or twice as many. most_parts: of a history's keys, a multiple of 4. join_pairs: (row, head) pairs of
+    a program that joins, one a warp. is_early: read cached keys while the kernel in front still works.
     """
 
     keys: int = 64
-    stages: int = 3
+    stages: int = 2
     programs: int = 264
     most_parts: int = 16
     join_pairs: int = 4
-    join_warps: int = 4
     is_early: bool = True
 
 
@@ -56,8 +58,6 @@ def _accepts(spec: OpSpec) -> str | None:
         return f"takes torch.float16 and torch.bfloat16, got {spec.dtype}"
     if spec.dims.get("H", 1) >= SEGMENTS:
         return f"H must be below {SEGMENTS}, got {spec.dims['H']}"
-    if spec.dims.get("T", 1) > MOST_ROWS:
-        return f"T must be at most {MOST_ROWS}, got {spec.dims['T']}"
     if spec.dims.get("D", HEAD_DIMS[0]) not in HEAD_DIMS:
         return f"D must be {' or '.join(map(str, HEAD_DIMS))}, got {spec.dims['D']}"
     if spec.dims.get("page_size", TILES.keys) % TILES.keys:
@@ -83,13 +83,14 @@ def prefill_attention_of_few_tokens(
     q_starts: tuple[int, ...],
     kv_lens: tuple[int, ...],
 ) -> torch.Tensor:
-    """Two kernels; the host's numbers are not read.
+    """Two kernels; the host's numbers are not read. A call of more rows is left to `prefill_attention_in_tiles`.
 
-    The kernel in front on the stream may write the queries and the new tokens' keys and values; starts, lengths, the page table
+    Sizes do not refuse it: the last layer of every bucket asks for a few rows. The kernel in front on the stream may write the queries and the new tokens' keys and values; starts, lengths, the page table
     and the cached tokens have to be there before it.
     """
     arrays = (q_TQD, k_pages, v_pages, page_table_HP, q_start_H1, kv_len_H)
-    if q_TQD.shape[0] > MOST_ROWS or kv_len_H.shape[0] >= SEGMENTS:
+    num_pairs = q_TQD.shape[0] * q_TQD.shape[1]
+    if num_pairs > MOST_PAIRS or kv_len_H.shape[0] >= SEGMENTS:
         return prefill_attention_in_tiles(*arrays, scale, max_q, max_kv, q_starts, kv_lens)
     return launch_short_prefill_attention(*arrays, scale, max_q, max_kv, TILES)
 
@@ -142,9 +143,15 @@ def launch_short_prefill_attention(
         "launch_pdl": True,  # starts before the kernel in front of it has ended
     }
     short_prefill_attention_kernel[(min(num_programs * most_parts, max(num_programs, tiles.programs)),)](
+        TensorDescriptor(
+            q_TQD,
+            [num_rows, num_heads, head_dim],
+            [num_heads * head_dim, head_dim, 1],
+            [ROWS // group, group, head_dim],
+            LAYOUT,
+        ),
         _descriptor(k_pages, tiles.keys),
         _descriptor(v_pages, tiles.keys),
-        q_TQD,
         page_table_HP,
         q_start_H1,
         kv_len_H,
@@ -167,8 +174,7 @@ def launch_short_prefill_attention(
         kv_len_H,
         num_rows,
         num_histories,
-        TILE_PAIRS=tiles.join_pairs,
-        num_warps=tiles.join_warps,
+        num_warps=tiles.join_pairs,
         **constants,
     )
     return out_TQD
@@ -204,5 +210,5 @@ def _descriptor(pages: torch.Tensor, keys: int) -> TensorDescriptor:
         [num_pages, page_size, row_elements],
         [page_size * row_elements, row_elements, 1],
         [1, keys, head_dim],
-        NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3),
+        LAYOUT,
     )

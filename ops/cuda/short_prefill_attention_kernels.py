@@ -9,7 +9,9 @@ its first ones early, and all parts have the same work.
 What is measured in such a call is the chain of waits: lengths, page table, keys, products. There is one warpgroup and no warp of
 its own for loading: a program asks for as many key tiles as there is room for before it does anything else. That starts before
 the kernel in front has ended: lengths, tables and the cached tokens' keys and values were written by earlier batches; the queries
-and the new tokens' keys and values are what that kernel writes, and are waited for.
+and the new tokens' keys and values are what that kernel writes, and are waited for. All that comes by the copy engine, and how
+many bytes the barriers have to expect is told before: behind the wait there are copies, and nothing else that takes time. So a
+tile of queries may have rows of other histories, or of none: they are no row's that is stored.
 
 Keys behind a history's end may hold NaN: the last tile is read from further ahead so that it ends where the history does; what
 would lie before its page the copy engine fills with zeros, and the mask keeps what belongs to other tiles out.
@@ -23,7 +25,6 @@ Letters: R query rows of a tile, K keys, S histories (padded), D head dim, G KV 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    async_copy,
     fence_async_shared,
     mbarrier,
     tma,
@@ -36,7 +37,6 @@ from .short_prefill_join_kernels import count_parts
 ROWS = gl.constexpr(64)  # of a tile: the rows of one matrix instruction
 LEAST = gl.constexpr(-3.0e38)  # stands for the maximum of nothing: -inf - -inf would be NaN
 LOG2_E = gl.constexpr(1.4426950408889634)
-LN_2 = gl.constexpr(0.6931471805599453)
 
 
 @gluon.jit
@@ -89,31 +89,33 @@ def _page(pages, tile, end_tile, PAGE_SIZE: gl.constexpr, KEYS: gl.constexpr):
 
 
 @gluon.jit
+def _expect_tile(k_full, v_full, is_wanted, D: gl.constexpr, KEYS: gl.constexpr):
+    mbarrier.expect(k_full, KEYS * D * 2, pred=is_wanted)
+    mbarrier.expect(v_full, KEYS * D * 2, pred=is_wanted)
+
+
+@gluon.jit
 def _load_tile(
     k_desc, v_desc, page, tile, length, g, k_s, v_s, k_full, v_full, is_wanted,
     D: gl.constexpr, PAGE_SIZE: gl.constexpr, KEYS: gl.constexpr,
 ):  # fmt: skip
     first = tile * KEYS
     row = gl.minimum(first, length - KEYS) - first // PAGE_SIZE * PAGE_SIZE
-    mbarrier.expect(k_full, KEYS * D * 2, pred=is_wanted)
     tma.async_copy_global_to_shared(k_desc, [page, row, g * D], k_full, k_s, pred=is_wanted)
-    mbarrier.expect(v_full, KEYS * D * 2, pred=is_wanted)
     tma.async_copy_global_to_shared(v_desc, [page, row, g * D], v_full, v_s, pred=is_wanted)
 
 
 @gluon.jit
-def _copy_queries(
-    q_s, q_ptr, first_row, rows, first_r, g,
-    G: gl.constexpr, X: gl.constexpr, D: gl.constexpr, LINES: gl.constexpr,
+def _load_first(
+    k_desc, v_desc, pages, part, num_parts, length, g, k_smem, v_smem, k_full, v_full, i_start, i_end,
+    STAGES: gl.constexpr, D: gl.constexpr, PAGE_SIZE: gl.constexpr, KEYS: gl.constexpr,
 ):  # fmt: skip
-    """Ask for the 64 query rows from first_r on into q_s [64, D]; zeros where there are none."""
-    d_D = gl.arange(0, D, layout=gl.SliceLayout(0, LINES))
-    r_R = first_r + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LINES))
-    pair_R = (first_row + r_R // X).to(gl.int64) * (G * X) + g * X + r_R % X
-    async_copy.async_copy_global_to_shared(
-        q_s, q_ptr + pair_R[:, None] * D + d_D[None, :], mask=(r_R < rows * X)[:, None]
-    )
-    async_copy.commit_group()
+    """Of the first STAGES key tiles of the part those from i_start up to i_end."""
+    for i in gl.static_range(STAGES):
+        _load_tile(
+            k_desc, v_desc, pages[i], part + i * num_parts, length, g, k_smem.index(i), v_smem.index(i),
+            k_full.index(i), v_full.index(i), (i >= i_start) & (i < i_end), D, PAGE_SIZE, KEYS,
+        )  # fmt: skip
 
 
 @gluon.jit
@@ -166,7 +168,7 @@ def _store_part(
     part_ptr, lse_ptr, out_RD, lse_R, first_row, rows, first_r, g, part, total_rows,
     G: gl.constexpr, X: gl.constexpr, D: gl.constexpr, SUMS: gl.constexpr,
 ):  # fmt: skip
-    """A part's fp32 results and their lse."""
+    """A part's fp32 results and their log-sum-exps to the base 2."""
     r_R = first_r + gl.arange(0, ROWS, layout=gl.SliceLayout(1, SUMS))
     d_D = gl.arange(0, D, layout=gl.SliceLayout(0, SUMS))
     is_row_R = r_R < rows * X
@@ -179,9 +181,9 @@ def _store_part(
 # A kernel for all batches: what differs between them is no constant of the compiler.
 @gluon.jit(do_not_specialize=["num_histories", "table_stride", "scale"])
 def short_prefill_attention_kernel(
+    q_desc,
     k_desc,
     v_desc,
-    q_ptr,
     table_ptr,
     start_ptr,
     length_ptr,
@@ -214,11 +216,14 @@ def short_prefill_attention_kernel(
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
     LINES: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
     bar_layout: gl.constexpr = mbarrier.MBarrierLayout()
-    q_s = gl.allocate_shared_memory(dtype, [ROWS, D], gl.NVMMASharedLayout(128, 16, 2))
+    q_smem = gl.allocate_shared_memory(dtype, [ROWS // X, X, D], q_desc.layout)
+    q_s = q_smem.reshape([ROWS, D])
     k_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, KEYS, D], k_desc.layout)
     v_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, KEYS, D], v_desc.layout)
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bar_layout)
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bar_layout)
+    q_full = gl.allocate_shared_memory(gl.int64, [1], bar_layout)
+    mbarrier.init(q_full, count=1)
     for s in gl.static_range(STAGES):
         mbarrier.init(k_full.index(s), count=1)
         mbarrier.init(v_full.index(s), count=1)
@@ -240,32 +245,35 @@ def short_prefill_attention_kernel(
     num_old = gl.minimum(num_tiles, (gl.maximum(before, 0) // KEYS + reach) // num_parts)
     first_pages = ()
     for i in gl.static_range(STAGES):
-        first_pages += (_page(pages, part + i * num_parts, end_tile, PAGE_SIZE, KEYS),)
+        page = _page(pages, part + i * num_parts, end_tile, PAGE_SIZE, KEYS)
+        first_pages += (page,)  # type: ignore[assignment]  # grows
     next_page = _page(pages, part + STAGES * num_parts, end_tile, PAGE_SIZE, KEYS)
+    is_item = first_r < rows * X
+    mbarrier.expect(q_full, ROWS * D * 2, pred=is_item)
+    for i in gl.static_range(STAGES):
+        _expect_tile(k_full.index(i), v_full.index(i), i < num_tiles, D, KEYS)
     if EARLY:
-        for i in gl.static_range(STAGES):
-            _load_tile(
-                k_desc, v_desc, first_pages[i], part + i * num_parts, length, g, k_smem.index(i), v_smem.index(i),
-                k_full.index(i), v_full.index(i), i < num_old, D, PAGE_SIZE, KEYS,
-            )  # fmt: skip
+        _load_first(
+            k_desc, v_desc, first_pages, part, num_parts, length, g, k_smem, v_smem, k_full, v_full, 0, num_old,
+            STAGES, D, PAGE_SIZE, KEYS,
+        )  # fmt: skip
         gdc_wait()
     else:
         num_old = 0
-    _copy_queries(q_s, q_ptr, first_row, rows, first_r, g, G, X, D, LINES)
-    for i in gl.static_range(STAGES):
-        _load_tile(
-            k_desc, v_desc, first_pages[i], part + i * num_parts, length, g, k_smem.index(i), v_smem.index(i),
-            k_full.index(i), v_full.index(i), (i >= num_old) & (i < num_tiles), D, PAGE_SIZE, KEYS,
-        )  # fmt: skip
+    tma.async_copy_global_to_shared(
+        q_desc, [first_row + first_r // X, g * X, 0], q_full, q_smem, pred=is_item
+    )
+    _load_first(
+        k_desc, v_desc, first_pages, part, num_parts, length, g, k_smem, v_smem, k_full, v_full, num_old, num_tiles,
+        STAGES, D, PAGE_SIZE, KEYS,
+    )  # fmt: skip
     scale_log2 = scale * LOG2_E
     r_R = first_r + gl.arange(0, ROWS, layout=gl.SliceLayout(1, SCORES))
     visible_R = gl.minimum(before + r_R // X + 1, length)
     largest_R = gl.full([ROWS], LEAST, gl.float32, gl.SliceLayout(1, SCORES))
     total_R = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SCORES))
     sum_RD = gl.zeros([ROWS, D], gl.float32, SUMS)
-    async_copy.wait_group(0)
-    fence_async_shared()
-    gl.thread_barrier()
+    mbarrier.wait(q_full, 0, pred=is_item)
     for i in range(0, num_tiles):
         stage = i % STAGES
         largest_R, total_R, sum_RD = _attend(
@@ -275,6 +283,7 @@ def short_prefill_attention_kernel(
         )  # fmt: skip
         if i + STAGES < num_tiles:
             gl.thread_barrier()  # all warps have read the tile
+            _expect_tile(k_full.index(stage), v_full.index(stage), True, D, KEYS)
             _load_tile(
                 k_desc, v_desc, next_page, part + (i + STAGES) * num_parts, length, g, k_smem.index(stage), v_smem.index(stage),
                 k_full.index(stage), v_full.index(stage), True, D, PAGE_SIZE, KEYS,
@@ -286,7 +295,7 @@ def short_prefill_attention_kernel(
     if num_parts == 1:
         _store_lines(out_ptr, q_s, out_RD, first_row, rows, first_r, g, G, X, D, LINES)
     else:
-        lse_R = largest_R * LN_2 + gl.log(total_R)
+        lse_R = largest_R + gl.log2(total_R)
         _store_part(
             part_ptr, lse_ptr, out_RD, lse_R, first_row, rows, first_r, g, part, total_rows, G, X, D, SUMS
         )  # fmt: skip

@@ -1,17 +1,20 @@
 """Into how many parts the keys of a prefill of few tokens go, and the kernel that joins the parts' results.
 
-It starts before the kernel in front of it has ended, counts the parts meanwhile, and then asks for all of them at once.
+It starts before the kernel in front of it has ended, counts the parts meanwhile, and then asks for all of them at once: what it
+costs is one wait for memory. A warp has one (row, head) pair, and a thread the same few columns of all its parts, so that
+nothing is exchanged between threads: a sum over parts that lie in several warps took longer than the attention itself.
 
-Letters: S histories (padded), and parts where it stands beside another letter; P (row, head) pairs, D head dim, G KV heads, X
-query heads of a KV head.
+Letters: S histories (padded); P (row, head) pairs, D head dim, G KV heads, X query heads of a KV head.
 """
 
 import triton
 import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-ROWS: tl.constexpr = tl.constexpr(64)  # of a tile
-LEAST: tl.constexpr = tl.constexpr(-3.0e38)  # stands for the maximum of nothing, else -inf - -inf
+ROWS = gl.constexpr(64)  # of a tile
+LEAST = gl.constexpr(-3.0e38)  # stands for the maximum of nothing, else -inf - -inf
 
 
 @triton.jit
@@ -25,7 +28,53 @@ def count_parts(
     return (key_tiles + each - 1) // each
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_histories"])
+@gluon.jit
+def _wait_with(x):
+    """x, and wait for the kernel in front. x is known before: the assembler would rather wait first."""
+    return gl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $1, -1; @p griddepcontrol.wait; mov.b32 $0, $1; }",
+        "=r,r",
+        [x],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _join(
+    part_ptr, lse_ptr, pair_P, num_pairs, num_parts,
+    D: gl.constexpr, PARTS: gl.constexpr, PAIRS: gl.constexpr, LINES: gl.constexpr,
+):  # fmt: skip
+    """[P, D] of num_parts <= PARTS parts, in their order.
+
+    What is not there is read as the last part or pair, rather than under a mask: so many loads on their way at once have no
+    registers for masks. They are volatile, which keeps them where they stand: the assembler would send the later ones when it
+    has used the first. And they go past the first-level cache: the memory was that of another call's parts.
+    """
+    d_D = gl.arange(0, D, layout=gl.SliceLayout(0, LINES))
+    near_P = gl.minimum(pair_P, num_pairs - 1)
+    lses, parts = (), ()
+    for s in gl.static_range(PARTS):
+        place_P = gl.minimum(s, num_parts - 1) * num_pairs + near_P
+        at_PD = place_P[:, None] * D + d_D[None, :]
+        part_PD = gl.load(part_ptr + at_PD, volatile=True)
+        lse_P = gl.load(lse_ptr + place_P, volatile=True)
+        parts += (part_PD,)  # type: ignore[assignment]  # they grow
+        lses += (lse_P,)  # type: ignore[assignment]
+    largest_P = gl.full([PAIRS], LEAST, gl.float32, gl.SliceLayout(1, LINES))
+    for s in gl.static_range(PARTS):
+        largest_P = gl.maximum(largest_P, lses[s])
+    total_P = gl.zeros([PAIRS], gl.float32, gl.SliceLayout(1, LINES))
+    out_PD = gl.zeros([PAIRS, D], gl.float32, LINES)
+    for s in gl.static_range(PARTS):
+        weight_P = gl.where(s < num_parts, gl.exp2(lses[s] - largest_P), 0.0)
+        total_P += weight_P
+        out_PD += parts[s] * weight_P[:, None]
+    return out_PD * (1.0 / gl.where(total_P == 0.0, 1.0, total_P))[:, None]
+
+
+@gluon.jit(do_not_specialize=["num_rows", "num_histories"])
 def join_short_prefill_kernel(
     part_ptr,
     lse_ptr,
@@ -34,50 +83,56 @@ def join_short_prefill_kernel(
     length_ptr,
     num_rows,
     num_histories,
-    G: tl.constexpr,
-    X: tl.constexpr,
-    D: tl.constexpr,
-    SEGMENTS: tl.constexpr,
-    KEYS: tl.constexpr,
-    PROGRAMS: tl.constexpr,
-    MOST_PARTS: tl.constexpr,
-    TILE_PAIRS: tl.constexpr,
-    EARLY: tl.constexpr,
+    G: gl.constexpr,
+    X: gl.constexpr,
+    D: gl.constexpr,
+    SEGMENTS: gl.constexpr,
+    KEYS: gl.constexpr,
+    PROGRAMS: gl.constexpr,
+    MOST_PARTS: gl.constexpr,
+    EARLY: gl.constexpr,
 ):
-    """out[p] of part[s, p] and lse[s, p], and 0 in rows of no history; where there is one part, its rows are left alone."""
+    """out[p] of part[s, p] and lse[s, p] (base 2), and 0 in rows of no history; where there is one part, its rows are left alone."""
     gdc_launch_dependents()
+    PAIRS: gl.constexpr = gl.num_warps()
+    LINES: gl.constexpr = gl.BlockedLayout([1, D // 32], [1, 32], [PAIRS, 1], [1, 0])
+    layout: gl.constexpr = gl.BlockedLayout([SEGMENTS // 32], [32], [PAIRS], [0])
     if not EARLY:
         gdc_wait()
-    h_S = tl.arange(0, SEGMENTS)
+    h_S = gl.arange(0, SEGMENTS, layout=layout)
     is_one_S = h_S < num_histories
-    first_S = tl.load(start_ptr + h_S, mask=is_one_S, other=0, cache_modifier=".cg")
-    end_S = tl.load(start_ptr + h_S + 1, mask=is_one_S, other=0, cache_modifier=".cg")
-    length_S = tl.load(length_ptr + h_S, mask=is_one_S, other=0, cache_modifier=".cg")
-    total_rows = tl.sum(end_S - first_S, axis=0)
-    num_tiles = tl.sum(((end_S - first_S) * X + ROWS - 1) // ROWS, axis=0)
-    num_parts = count_parts(num_tiles, tl.max(length_S, axis=0), G, KEYS, PROGRAMS, MOST_PARTS)
-    if EARLY:
+    first_S = gl.load(start_ptr + h_S, mask=is_one_S, other=0, cache_modifier=".cg")
+    end_S = gl.load(start_ptr + h_S + 1, mask=is_one_S, other=0, cache_modifier=".cg")
+    length_S = gl.load(length_ptr + h_S, mask=is_one_S, other=0, cache_modifier=".cg")
+    num_pairs = gl.sum(end_S - first_S, 0) * (G * X)
+    num_tiles = gl.sum(((end_S - first_S) * X + ROWS - 1) // ROWS, 0)
+    num_parts = count_parts(num_tiles, gl.max(length_S, 0), G, KEYS, PROGRAMS, MOST_PARTS)
+    d_D = gl.arange(0, D, layout=gl.SliceLayout(0, LINES))
+    pair_P = gl.program_id(0) * PAIRS + gl.arange(0, PAIRS, layout=gl.SliceLayout(1, LINES))
+    out_PD = gl.zeros([PAIRS, D], gl.float32, LINES)
+    is_joined = (num_parts > 1) & (gl.program_id(0) * PAIRS < num_pairs)
+    # all that depends on the lengths is in the branch, hence done before the kernel in front has ended
+    if is_joined:
+        if EARLY:
+            num_parts = _wait_with(num_parts)
+        if num_parts <= MOST_PARTS // 4:
+            out_PD = _join(
+                part_ptr, lse_ptr, pair_P, num_pairs, num_parts, D, MOST_PARTS // 4, PAIRS, LINES
+            )
+        elif num_parts <= MOST_PARTS // 2:
+            out_PD = _join(
+                part_ptr, lse_ptr, pair_P, num_pairs, num_parts, D, MOST_PARTS // 2, PAIRS, LINES
+            )
+        else:
+            out_PD = _join(
+                part_ptr, lse_ptr, pair_P, num_pairs, num_parts, D, MOST_PARTS, PAIRS, LINES
+            )
+    elif EARLY:
         gdc_wait()
-    s_S = tl.arange(0, MOST_PARTS)
-    d_D = tl.arange(0, D)
-    pair_P = tl.program_id(0) * TILE_PAIRS + tl.arange(0, TILE_PAIRS)
-    is_row_P = pair_P // (G * X) < total_rows
-    is_part_SP = (s_S[:, None] < num_parts) & is_row_P[None, :] & (num_parts > 1)
-    place_SP = s_S[:, None].to(tl.int64) * total_rows * (G * X) + pair_P[None, :]
-    lse_SP = tl.load(lse_ptr + place_SP, mask=is_part_SP, other=float("-inf"))
-    part_SPD = tl.load(
-        part_ptr + place_SP[:, :, None] * D + d_D[None, None, :],
-        mask=is_part_SP[:, :, None],
-        other=0.0,
-    )
-    largest_P = tl.maximum(tl.max(lse_SP, axis=0), LEAST)
-    weight_SP = tl.exp(lse_SP - largest_P[None, :])
-    total_P = tl.sum(weight_SP, axis=0)
-    share_SP = weight_SP / tl.where(total_P == 0.0, 1.0, total_P)[None, :]
-    out_PD = tl.sum(part_SPD * share_SP[:, :, None], axis=0)
-    is_new_P = (pair_P < num_rows * (G * X)) & ((num_parts > 1) | (is_row_P == 0))
-    tl.store(
-        out_ptr + pair_P[:, None].to(tl.int64) * D + d_D[None, :],
+    is_new_P = (pair_P < num_rows * (G * X)) & ((num_parts > 1) | (pair_P >= num_pairs))
+    out_PD = gl.where((pair_P < num_pairs)[:, None], out_PD, 0.0)
+    gl.store(
+        out_ptr + pair_P.to(gl.int64)[:, None] * D + d_D[None, :],
         out_PD.to(out_ptr.dtype.element_ty),
         mask=is_new_P[:, None],
     )
