@@ -27,7 +27,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tools._bench import op_attention, op_cache, op_products, op_search  # noqa: E402
+from tools._bench import op_attention, op_cache, op_products, op_search, op_stream  # noqa: E402
 from tools._bench.command import exit_code_of, number, whole  # noqa: E402
 from tools._bench.device_facts import commit_of, device_facts  # noqa: E402
 from tools._bench.floor import BF16_TFLOPS  # noqa: E402
@@ -71,7 +71,10 @@ def all_works(place: Place, num_items: int, wanted: Sequence[str]) -> Iterator[O
     searched = ("head_", "level_", "children_", "select_", "flag_")
     if any(name.startswith(searched) for name in wanted):
         parts.append(op_search.works(place, num_items))
-    parts.append(op_products.works(place))  # the most: last, should time run short
+    parts += [
+        op_stream.works(place),
+        op_products.works(place),
+    ]  # the most: last, should time run short
     for part in parts:
         yield from (work for work in part if work.op in wanted)
 

@@ -26,7 +26,7 @@ COPIES = ((1, 104), (8, 104))
 def works(place: Place) -> Iterator[OpWork]:
     """Of one layer; copies of pages and the reorder of all layers."""
     heads = heads_of(place)
-    paged = _Paged(place, heads, 2, 5) if place.is_tiny else _Paged(place, heads, HISTORIES, LENGTH)
+    paged = _paged(place, heads)
     rows = _Rows(place, heads, 5 if place.is_tiny else BEAMS)
     byte, angles = place.dtype.itemsize, 2 * 4 * heads.size
     turned = 2 * byte * (heads.queries + heads.kv) * heads.size + angles
@@ -39,12 +39,17 @@ def works(place: Place) -> Iterator[OpWork]:
         )
         yield OpWork(f"write_{store.kind}_kv", store.label, store.write, 0.0, count * stored)
         for inputs in (32,) if place.is_tiny else INPUTS:
-            yield _with_product(store, inputs, stored / 2)
+            yield _with_product(store, inputs)
     yield OpWork("rotary_embedding", paged.label, paged.rotate, 0.0, paged.count * float(turned))
     for histories, tokens in ((2, 5),) if place.is_tiny else COPIES:
         yield _copies(place, heads, histories, tokens)
     for searches, width in ((2, 5),) if place.is_tiny else REORDERS:
         yield _reorder(place, heads, searches, width)
+
+
+def linear_rope_write_shared(place: Place, inputs: int) -> OpWork:
+    """The product of so many inputs whose keys and values go to pages."""
+    return _with_product(_paged(place, heads_of(place)), inputs)
 
 
 @dataclass(frozen=True)
@@ -126,8 +131,13 @@ def _case(store: _Paged | _Rows, args: dict[str, Any], *, is_exact: bool = False
     return OpCase(store.label, args, dims, is_exact, store.written, store.view)
 
 
-def _with_product(store: _Paged | _Rows, inputs: int, stored: float) -> OpWork:
-    """The rotated and stored product of a layer's input; stored: bytes of a token's keys and values."""
+def _paged(place: Place, heads: Heads) -> _Paged:
+    sizes = (2, 5) if place.is_tiny else (HISTORIES, LENGTH)
+    return _Paged(place, heads, *sizes)
+
+
+def _with_product(store: _Paged | _Rows, inputs: int) -> OpWork:
+    """The rotated and stored product of a layer's input."""
     place, heads, letter = store.place, store.heads, store.letter
     outputs, item = (heads.queries + 2 * heads.kv) * heads.size, store.place.dtype.itemsize
     label = f"{store.label}, {inputs} inputs"
@@ -139,7 +149,8 @@ def _with_product(store: _Paged | _Rows, inputs: int, stored: float) -> OpWork:
         args["weight_OM"] = place.normal(seed + 6, outputs, inputs, scale=inputs**-0.5)
         return replace(_case(store, args), dims={**_case(store, args).dims, "M": inputs})
 
-    row = item * (inputs + heads.queries * heads.size) + stored + 2 * 4 * heads.size
+    made = (heads.queries + 2 * heads.kv) * heads.size
+    row = item * (inputs + made) + 2 * 4 * heads.size
     flops = 2.0 * store.count * inputs * outputs
     num_bytes = store.count * row + item * inputs * outputs
     return OpWork(f"linear_rope_write_{store.kind}_kv", label, draw, flops, num_bytes)

@@ -31,7 +31,7 @@ def works(place: Place) -> Iterator[OpWork]:
         for rows in (5,) if place.is_tiny else ROWS:
             yield from _products(place, name, shape, rows)
         rows = 5 if place.is_tiny else MOST_ROWS
-        yield _linear_silu(place, name, shape, rows)
+        yield linear_silu(place, name, shape, rows)
         for count in (5,) if place.is_tiny else (4096, MOST_ROWS):
             yield from _norms(place, name, shape, count)
             yield _silu(place, name, shape, count)
@@ -50,7 +50,7 @@ def _products(place: Place, model: str, shape: ModelShape, rows: int) -> Iterato
         yield _linear(place, f"{model} {what}, {rows} rows", rows, size, out)
         if out == hidden:
             yield _linear_add_norm(place, f"{model} {what}, {rows} rows", rows, size, out)
-    yield _linear_silu(place, model, shape, rows)
+    yield linear_silu(place, model, shape, rows)
 
 
 def _weight(place: Place, seed: int, out: int, size: int) -> torch.Tensor:
@@ -99,7 +99,8 @@ def _with_residual(args: Mapping[str, Any], result: Any) -> dict[str, torch.Tens
     return {"result": result, "residual_NM": args["residual_NM"]}
 
 
-def _linear_silu(place: Place, model: str, shape: ModelShape, rows: int) -> OpWork:
+def linear_silu(place: Place, model: str, shape: ModelShape, rows: int) -> OpWork:
+    """The gated product of so many rows."""
     size, inner = shape.hidden_size, shape.intermediate_size
     label = f"{model}, {rows} rows"
 
