@@ -80,12 +80,14 @@ LENGTHS = (
 )
 
 
-# Kernels for warpgroups take these: a prefill with work for every core; beams of many items, and of so few that keys are split.
-MANY_ITEMS, FEW_ITEMS = (64, 32, 64, 128), (4, 2, 128, 128)
+# Kernels for warpgroups take these: a prefill with work for every core, and of few; beams likewise, where keys are split.
+MANY_ITEMS, FEW_ITEMS, ONE_KV_HEAD = (64, 32, 64, 128), (4, 2, 128, 128), (8, 1, 64, 64)
 REPLAYS = [
     *((op, "triton", SMALL, dtype) for op in (shared_attention, prefill_attention, beam_attention)
       for dtype in (torch.float32, torch.bfloat16)),
     (prefill_attention, "gluon", MANY_ITEMS, torch.bfloat16),
+    (prefill_attention, "gluon-short", FEW_ITEMS, torch.bfloat16),
+    (prefill_attention, "gluon-short", ONE_KV_HEAD, torch.float16),
     (beam_attention, "gluon", MANY_ITEMS, torch.bfloat16),
     (beam_attention, "gluon", FEW_ITEMS, torch.bfloat16),
 ]  # fmt: skip
@@ -104,7 +106,7 @@ def test_a_captured_graph_replays_with_other_lengths(
     dims = dict(zip(("Q", "G", "D", "page_size"), sizes, strict=True))
     dims |= {"T" if op is prefill_attention else "N": 200}
     reason = found.accepts(OpSpec("cuda", dtype, device.capability, dims))
-    if name == "gluon" and device.capability != "sm_90":
+    if name.startswith("gluon") and device.capability != "sm_90":
         assert reason is not None
         return
     assert reason is None, reason
