@@ -56,7 +56,8 @@ def delay_model(engine: Engine, name: str) -> None:
 
 
 def delay_inputs(engine: Engine) -> None:
-    engine.runner.inputs.send = delayed(engine.runner.inputs.send, DELAY_S)  # type: ignore[method-assign]
+    inputs = engine.runner.inputs
+    inputs.send_first = delayed(inputs.send_first, DELAY_S)  # type: ignore[method-assign]
 
 
 def delay_outcome(engine: Engine) -> None:

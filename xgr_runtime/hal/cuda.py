@@ -92,14 +92,20 @@ class _CudaGraph:
 
 
 class _Entered:
-    """Inside, the thread's stream is that of a lane. A batch enters some, so this is a few calls and no generator."""
+    """Inside, the thread's stream is that of a lane. A batch enters some, so this is a few calls and no generator.
 
-    __slots__ = ("_before", "_device", "_outer", "_own", "_stream")
+    In the lane that the thread is in already there is nothing to do.
+    """
+
+    __slots__ = ("_before", "_device", "_is_there", "_outer", "_own", "_stream")
 
     def __init__(self, device: "CudaDevice", stream: torch.cuda.Stream) -> None:
         self._device, self._stream = device, stream
 
     def __enter__(self) -> None:
+        self._is_there = self._device.inside() is self._stream
+        if self._is_there:
+            return
         # The thread's current device may be another one: setting a stream makes its device the current one.
         self._outer = self._own = torch.cuda.current_stream()
         if self._outer.device_index != self._stream.device_index:
@@ -108,6 +114,8 @@ class _Entered:
         self._device.enter(self._stream)
 
     def __exit__(self, *_: object) -> None:
+        if self._is_there:
+            return
         self._device.leave(self._before)
         torch.cuda.set_stream(self._own)
         if self._outer is not self._own:

@@ -297,6 +297,11 @@ class InputBuffers:
         """Issue the one copy of what was filled to the device."""
         self._device.copy(*self._entries[entry].to_send[num_groups - 1])
 
+    def send_first(self, entry: int) -> None:
+        """Issue the one copy of an entry's histories and first group straight into the block, which nobody reads then."""
+        _, pinned = self._entries[entry].to_send[0]
+        self._device.copy(self._block, pinned)
+
     def put_first(self, entry: int) -> None:
         """Bring an entry's histories and its first group into the block; ordered behind the entry's copy by the caller."""
         landed, _ = self._entries[entry].to_send[0]

@@ -9,7 +9,8 @@ order of the batches.
     compute           (follows) | prefill ............ (follows) | rounds ... | keep | next batch ...
     results                                                                    (follows) | outcome to the host
 
-So rule sets are written while the prefill runs, and everything on `inputs` while the batch before runs. The rows that are
+So rule sets are written while the prefill runs, and everything on `inputs` while the batch before runs. A batch that is alone
+has its inputs copied on `compute`, straight to where segments read. The rows that are
 written are read by no batch in flight (`RuleRowTable`; scratch rows are the entry's). Groups of one batch may share rows:
 there the second one's are written after the first one's rounds.
 """
@@ -121,6 +122,11 @@ class Worker:
             for index in range(runner.capacities.num_batches)
         ]
 
+    @property
+    def _num_others(self) -> int:
+        """Batches in flight beside the one that is being issued."""
+        return self._runner.capacities.num_batches - len(self._free) - 1
+
     def run(self, batch: Batch) -> BatchOutput:
         """Run `batch` to its end. The outcome's arrays are copies.
 
@@ -145,25 +151,26 @@ class Worker:
         device, runner, clock = self._device, self._runner, entry.clock
         plan = self._prepare(batch, entry)
         clock.start()
-        self._issue_inputs(batch, entry)
-        with clock.prefill() as timers:
-            timers += self.graphs.run(plan.before_rounds)
         outcomes: list[BeamOutcome] = []
-        end = device.record_event()
-        for number, group in enumerate(batch.groups):
-            self._issue_rules(group, entry, end if number else None)
-            if number:
-                with device.segment("inputs"):
-                    runner.inputs.put_group(entry.index, number)
-            with clock.rounds(group.num_levels) as timers:
-                timers += self.graphs.run(plan.groups[number])
-            runner.state.keep(entry.index, number)
-            end = device.record_event()
-            with device.on("results"):
-                device.follow(end)
-                with clock.copying(is_to_host=True):
-                    outcomes.append(runner.state.copy_to_host(entry.index, number))
-                arrived = device.record_event()
+        end: Event | None = None
+        with device.on("compute"):  # entered once: what is entered again inside costs nothing
+            self._issue_inputs(batch, entry)
+            with clock.prefill() as timers:
+                timers += self.graphs.run(plan.before_rounds)
+            for number, group in enumerate(batch.groups):
+                self._issue_rules(group, entry, end)
+                if number:
+                    with device.segment("inputs"):
+                        runner.inputs.put_group(entry.index, number)
+                with clock.rounds(group.num_levels) as timers:
+                    timers += self.graphs.run(plan.groups[number])
+                runner.state.keep(entry.index, number)
+                end = device.record_event()
+                with device.on("results"):
+                    device.follow(end)
+                    with clock.copying(is_to_host=True):
+                        outcomes.append(runner.state.copy_to_host(entry.index, number))
+                    arrived = device.record_event()
         return PendingBatch(
             device, batch, outcomes, arrived, clock, lambda: self._free.append(entry)
         )
@@ -194,6 +201,11 @@ class Worker:
     def _issue_inputs(self, batch: Batch, entry: _Entry) -> None:
         """All groups' and the histories' inputs to the device; the first group's and the histories' where segments read."""
         device, inputs = self._device, self._runner.inputs
+        if not self._num_others and len(batch.groups) == 1:
+            # There is nothing to copy beside of, and nobody reads the block: the shortest way.
+            with device.segment("inputs"), entry.clock.copying(is_to_host=False):
+                inputs.send_first(entry.index)
+            return
         with device.segment("inputs", "inputs"):
             with entry.clock.copying(is_to_host=False):
                 inputs.send(entry.index, len(batch.groups))
