@@ -6,7 +6,7 @@ the lengths. Nothing is sorted: how many items have more than a number of key ti
 a program that knows the level of its last item finds the next one with a few sums over the histories.
 
 Each loading warp walks the list by itself; the warpgroups that compute get the numbers of an item with its queries. A program of
-beams has the one item that its number says.
+beams has one item: its number counts tiles of rows, packed over all histories.
 
 Letters: S histories (padded), I numbers of an item, G KV heads, X query heads of a KV head.
 """
@@ -16,6 +16,7 @@ from triton.experimental.gluon import language as gl
 
 TILE_ROWS = gl.constexpr(128)  # query rows of an item of the list
 NUMBERS = gl.constexpr(16)  # of an item as they lie in shared memory
+LEAD = gl.constexpr(2)  # key tiles that take about as long as the own tokens
 
 
 @gluon.jit
@@ -57,13 +58,41 @@ def first_level(length_S, KEYS: gl.constexpr):
 
 
 @gluon.jit
-def beam_item(
-    start_ptr, length_ptr, tiles_each, num_splits,
-    X: gl.constexpr, G: gl.constexpr, KEYS: gl.constexpr, ITEM_ROWS: gl.constexpr,
+def _row_tile(
+    tile, start_ptr, length_ptr, num_histories,
+    X: gl.constexpr, ITEM_ROWS: gl.constexpr, SEGMENTS: gl.constexpr, NUM_WARPS: gl.constexpr,
 ):  # fmt: skip
-    """The one item of a program of beams; programs are (tile of rows, split, KV head).
+    """(history, its first packed row, its packed rows, 0 where there is no such tile, its length, the tile's first query row)."""
+    layout: gl.constexpr = gl.BlockedLayout([SEGMENTS // 32], [32], [NUM_WARPS], [0])
+    h_S = gl.arange(0, SEGMENTS, layout=layout)
+    is_history_S = h_S < num_histories
+    first_S = gl.load(start_ptr + h_S, mask=is_history_S, other=0)
+    end_row_S = gl.load(start_ptr + h_S + 1, mask=is_history_S, other=0)
+    length_S = gl.load(length_ptr + h_S, mask=is_history_S, other=0)
+    rows_S = end_row_S - first_S
+    tiles_S = (rows_S * X + ITEM_ROWS - 1) // ITEM_ROWS
+    end_S = gl.associative_scan(tiles_S, 0, _add)
+    is_it_S = (end_S > tile) & (end_S - tiles_S <= tile)  # none behind the last tile
+    history = gl.sum(gl.where(is_it_S, h_S, 0), 0)
+    before = gl.sum(gl.where(is_it_S, end_S - tiles_S, 0), 0)
+    first_row = gl.sum(gl.where(is_it_S, first_S, 0), 0)
+    rows = gl.sum(gl.where(is_it_S, rows_S, 0), 0)
+    length = gl.sum(gl.where(is_it_S, length_S, 0), 0)
+    return history, first_row, rows, length, (tile - before) * ITEM_ROWS
 
-    Each history has tiles_each tiles of ITEM_ROWS query rows, so that nothing is searched for; those behind its rows have no keys.
+
+@gluon.jit
+def beam_item(
+    start_ptr, length_ptr, num_histories, num_splits,
+    X: gl.constexpr, G: gl.constexpr, KEYS: gl.constexpr, ITEM_ROWS: gl.constexpr, SEGMENTS: gl.constexpr,
+    PART: gl.constexpr, KEY_GROUPS: gl.constexpr, NUM_WARPS: gl.constexpr,
+):  # fmt: skip
+    """The one item of a program of beams, by NUM_WARPS warps; programs are (tile of rows, split, KV head).
+
+    Of its key tiles those of part PART: with two KEY_GROUPS the first one has fewer, as it has the own tokens too.
+
+    Tiles of ITEM_ROWS query rows lie packed, those of a history behind those of the one before. There may be more programs than
+    tiles, as the host does not know how rows are shared out: the last ones have no rows and no keys.
 
     Returns:
         (history, its first packed row, its packed rows, its length, the item's first query row, KV head, split, first key tile,
@@ -73,17 +102,25 @@ def beam_item(
     g = program % G
     split = program // G % num_splits
     tile = program // (G * num_splits)
-    history = tile // tiles_each
-    first_row = gl.load(start_ptr + history)
-    rows = gl.load(start_ptr + history + 1) - first_row
-    length = gl.load(length_ptr + history)
-    first_r = (tile - history * tiles_each) * ITEM_ROWS
-    if first_r >= rows * X:
-        length = 0
-    num_tiles = (length + KEYS - 1) // KEYS
+    if num_histories == 1:  # a lone request has no time for a search
+        history = 0
+        first_row = gl.load(start_ptr)
+        rows = gl.load(start_ptr + 1) - first_row
+        length = gl.load(length_ptr)
+        first_r = tile * ITEM_ROWS
+        rows = gl.where(first_r < rows * X, rows, 0)
+    else:
+        history, first_row, rows, length, first_r = _row_tile(
+            tile, start_ptr, length_ptr, num_histories, X, ITEM_ROWS, SEGMENTS, NUM_WARPS
+        )
+    num_tiles = gl.where(rows > 0, (length + KEYS - 1) // KEYS, 0)
     part = (num_tiles + num_splits - 1) // num_splits
     begin_tile = gl.minimum(split * part, num_tiles)
     end_tile = gl.minimum(begin_tile + part, num_tiles)
+    if KEY_GROUPS == 2:
+        lead = gl.where(split == 0, LEAD, 0)
+        middle = begin_tile + gl.maximum(end_tile - begin_tile - lead, 0) // 2
+        begin_tile, end_tile = (begin_tile, middle) if PART == 0 else (middle, end_tile)
     masked_tile = gl.maximum(begin_tile, gl.minimum(end_tile, length // KEYS))
     return history, first_row, rows, length, first_r, g, split, begin_tile, masked_tile, end_tile
 

@@ -20,25 +20,35 @@ CHUNK = gl.constexpr(16)  # rows that a loading warp copies at once: few, as it 
 def _copy_tiles(
     k_desc, v_desc, pages, length, g, begin_tile, end_tile, count,
     k_smem, v_smem, k_full, k_empty, v_full, v_empty,
-    D: gl.constexpr, PAGE_SIZE: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
+    D: gl.constexpr, PAGE_SIZE: gl.constexpr, KEYS: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, PART: gl.constexpr, IS_LENT: gl.constexpr,
 ):  # fmt: skip
-    """The key tiles of an item, the last first; count: tiles before."""
+    """The key tiles of an item, the last first, into the stages of part PART; count: tiles before.
+
+    IS_LENT: the last stages of keys and of values are used by others first, and free when these have given them back.
+    """
     for i in range(0, end_tile - begin_tile):
         first = (end_tile - 1 - i) * KEYS
         place = first // PAGE_SIZE
         page = gl.load(pages + place)
         row = gl.minimum(first, length - KEYS) - place * PAGE_SIZE
-        stage = (count + i) % STAGES
-        phase = ((count + i) // STAGES & 1) ^ 1
-        mbarrier.wait(k_empty.index(stage), phase)
-        mbarrier.expect(k_full.index(stage), KEYS * D * 2)
+        k_stage = (count + i) % K_STAGES
+        v_stage = (count + i) % V_STAGES
+        k_phase = ((count + i) // K_STAGES & 1) ^ 1
+        v_phase = ((count + i) // V_STAGES & 1) ^ 1
+        if IS_LENT:
+            k_phase = gl.where(k_stage == K_STAGES - 1, k_phase ^ 1, k_phase)
+            v_phase = gl.where(v_stage == V_STAGES - 1, v_phase ^ 1, v_phase)
+        k_stage += PART * K_STAGES
+        v_stage += PART * V_STAGES
+        mbarrier.wait(k_empty.index(k_stage), k_phase)
+        mbarrier.expect(k_full.index(k_stage), KEYS * D * 2)
         tma.async_copy_global_to_shared(
-            k_desc, [page, row, g * D], k_full.index(stage), k_smem.index(stage)
+            k_desc, [page, row, g * D], k_full.index(k_stage), k_smem.index(k_stage)
         )
-        mbarrier.wait(v_empty.index(stage), phase)
-        mbarrier.expect(v_full.index(stage), KEYS * D * 2)
+        mbarrier.wait(v_empty.index(v_stage), v_phase)
+        mbarrier.expect(v_full.index(v_stage), KEYS * D * 2)
         tma.async_copy_global_to_shared(
-            v_desc, [page, row, g * D], v_full.index(stage), v_smem.index(stage)
+            v_desc, [page, row, g * D], v_full.index(v_stage), v_smem.index(v_stage)
         )
 
 
@@ -46,7 +56,7 @@ def _copy_tiles(
 def load_tiles(
     k_desc, v_desc, table_ptr, start_ptr, length_ptr, num_rows, num_histories, table_stride,
     k_smem, v_smem, k_full, k_empty, v_full, v_empty,
-    G: gl.constexpr, X: gl.constexpr, D: gl.constexpr, PAGE_SIZE: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
+    G: gl.constexpr, X: gl.constexpr, D: gl.constexpr, PAGE_SIZE: gl.constexpr, KEYS: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
     SEGMENTS: gl.constexpr,
 ):  # fmt: skip
     """The warp that loads keys and values of a prefill: every tile of every item, in the order in which they are used."""
@@ -62,44 +72,68 @@ def load_tiles(
         )
         _copy_tiles(
             k_desc, v_desc, table_ptr + history.to(gl.int64) * table_stride, length, g, 0, end_tile, count,
-            k_smem, v_smem, k_full, k_empty, v_full, v_empty, D, PAGE_SIZE, KEYS, STAGES,
+            k_smem, v_smem, k_full, k_empty, v_full, v_empty, D, PAGE_SIZE, KEYS, K_STAGES, V_STAGES, 0, False,
         )  # fmt: skip
         count += end_tile
 
 
 @gluon.jit
 def load_beam_tiles(
-    k_desc, v_desc, table_ptr, start_ptr, length_ptr, tiles_each, num_splits, table_stride,
+    k_desc, v_desc, table_ptr, start_ptr, length_ptr, num_histories, num_splits, table_stride, is_settled,
     k_smem, v_smem, k_full, k_empty, v_full, v_empty,
-    G: gl.constexpr, X: gl.constexpr, D: gl.constexpr, PAGE_SIZE: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
-    ITEM_ROWS: gl.constexpr,
+    G: gl.constexpr, X: gl.constexpr, D: gl.constexpr, PAGE_SIZE: gl.constexpr, KEYS: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
+    ITEM_ROWS: gl.constexpr, SEGMENTS: gl.constexpr, PART: gl.constexpr, KEY_GROUPS: gl.constexpr,
 ):  # fmt: skip
-    """The same for the one item of a program of beams; it may start before the kernel in front of it has ended."""
-    gdc_wait()
+    """The same for the one item of a program of beams, or its part PART.
+
+    The last stage of part 0 has the own tokens first. is_settled: the kernel in front writes nothing of what is read here, so
+    that keys are on their way, or here, when it ends.
+    """
+    if is_settled == 0:
+        gdc_wait()
     history, _f, _r, length, _q, g, _s, begin_tile, _m, end_tile = beam_item(
-        start_ptr, length_ptr, tiles_each, num_splits, X, G, KEYS, ITEM_ROWS
+        start_ptr,
+        length_ptr,
+        num_histories,
+        num_splits,
+        X,
+        G,
+        KEYS,
+        ITEM_ROWS,
+        SEGMENTS,
+        PART,
+        KEY_GROUPS,
+        1,
     )
     _copy_tiles(
         k_desc, v_desc, table_ptr + history.to(gl.int64) * table_stride, length, g, begin_tile, end_tile, 0,
-        k_smem, v_smem, k_full, k_empty, v_full, v_empty, D, PAGE_SIZE, KEYS, STAGES,
+        k_smem, v_smem, k_full, k_empty, v_full, v_empty, D, PAGE_SIZE, KEYS, K_STAGES, V_STAGES, PART, PART == 0,
     )  # fmt: skip
 
 
 @gluon.jit
-def copy_own(
-    own_s, own_ptr, slot_ptr, slot_stride, token_stride, first_row, rows, first_r, g, num_tokens,
-    X: gl.constexpr, D: gl.constexpr, OWN: gl.constexpr, COPIES: gl.constexpr,
+def own_slots(
+    slot_ptr, first_row, rows, first_r, num_tokens,
+    X: gl.constexpr, OWN: gl.constexpr, COPIES: gl.constexpr,
 ):  # fmt: skip
-    """Own keys or values of the beams of 64 query rows into own_s [64 // X * OWN, D]; zeros where there are none."""
-    d_D = gl.arange(0, D, layout=gl.SliceLayout(0, COPIES))
+    """The slots of the own tokens of 64 query rows [64 // X * OWN], -1 where there is none."""
     key_K = gl.arange(0, ROWS // X * OWN, layout=gl.SliceLayout(1, COPIES))
     n_K = first_r // X + key_K // OWN
-    token_K = key_K % OWN
-    is_key_K = (n_K < rows) & (token_K < num_tokens)
-    slot_K = gl.load(slot_ptr + first_row + n_K, mask=is_key_K, other=0).to(gl.int64)
-    offset_K = slot_K * slot_stride + token_K * token_stride + g * D
+    is_key_K = (n_K < rows) & (key_K % OWN < num_tokens)
+    return gl.load(slot_ptr + first_row + n_K, mask=is_key_K, other=-1)
+
+
+@gluon.jit
+def copy_own(
+    own_s, own_ptr, slot_K, slot_stride, token_stride, g,
+    X: gl.constexpr, D: gl.constexpr, OWN: gl.constexpr, COPIES: gl.constexpr,
+):  # fmt: skip
+    """Own keys or values in slots, from `own_slots`, into own_s [64 // X * OWN, D]; zeros where there are none."""
+    d_D = gl.arange(0, D, layout=gl.SliceLayout(0, COPIES))
+    token_K = gl.arange(0, ROWS // X * OWN, layout=gl.SliceLayout(1, COPIES)) % OWN
+    offset_K = slot_K.to(gl.int64) * slot_stride + token_K * token_stride + g * D
     async_copy.async_copy_global_to_shared(
-        own_s, own_ptr + offset_K[:, None] + d_D[None, :], mask=is_key_K[:, None]
+        own_s, own_ptr + offset_K[:, None] + d_D[None, :], mask=(slot_K >= 0)[:, None]
     )
 
 

@@ -1,13 +1,45 @@
-"""Joins attention over parts of the keys. It starts before the kernel in front of it has ended, and waits for its results.
+"""Joins attention over parts of the keys: of programs, by a kernel of its own, and of a program's two warpgroups, on the chip.
 
-Letters: S parts (padded), P (row, head) pairs, D head dim.
+The kernel starts before the one in front of it has ended, and waits for its results.
+
+Letters: S parts (padded), P (row, head) pairs, R rows of a warpgroup, D head dim.
 """
 
 import triton
 import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 LEAST: tl.constexpr = tl.constexpr(-3.0e38)  # stands for the maximum of nothing, else -inf - -inf
+
+
+@gluon.jit
+def give_part(place_s, numbers_smem, is_given, sum_RD, largest_R, total_R):
+    """What a warpgroup has found goes into place_s [R, D] and numbers_smem [2, R], all fp32, and is_given is told."""
+    gl.thread_barrier()  # other warps may still read what was there
+    place_s.store(sum_RD)
+    numbers_smem.index(0).store(largest_R)
+    numbers_smem.index(1).store(total_R)
+    gl.thread_barrier()
+    mbarrier.arrive(is_given, count=1)
+
+
+@gluon.jit
+def take_part(
+    place_s, numbers_smem, is_given, sum_RD, largest_R, total_R, SUMS: gl.constexpr
+):  # fmt: skip
+    """(sum, largest, total) over the keys of both warpgroups."""
+    rows_of_sums: gl.constexpr = gl.SliceLayout(1, SUMS)
+    mbarrier.wait(is_given, 0)
+    other_largest_R = numbers_smem.index(0).load(rows_of_sums)
+    new_largest_R = gl.maximum(largest_R, other_largest_R)
+    decay_R = gl.exp2(largest_R - new_largest_R)
+    other_decay_R = gl.exp2(other_largest_R - new_largest_R)
+    total_R = total_R * decay_R + numbers_smem.index(1).load(rows_of_sums) * other_decay_R
+    sum_RD = sum_RD * decay_R[:, None] + place_s.load(SUMS) * other_decay_R[:, None]
+    return sum_RD, new_largest_R, total_R
 
 
 @triton.jit(do_not_specialize=["num_pairs", "num_parts"])

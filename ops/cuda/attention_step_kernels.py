@@ -6,11 +6,11 @@ Letters: R query rows of a warpgroup, K keys of a tile, D head dim, X query head
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
     mbarrier,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language.extra.cuda import gdc_launch_dependents
 
 ROWS = gl.constexpr(64)  # of a warpgroup: the rows of one matrix instruction
 LEAST = gl.constexpr(-3.0e38)  # stands for the maximum of nothing: -inf - -inf would be NaN
@@ -41,20 +41,21 @@ def weigh(
 def step(
     q_s, q_empty, is_last, k_smem, v_smem, k_full, k_empty, v_full, v_empty, count, first, length, visible_R, scale_log2,
     weight_op, sum_RD, largest_R, total_R,
-    D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, IS_MASKED: gl.constexpr, TELLS: gl.constexpr,
+    D: gl.constexpr, KEYS: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, PART: gl.constexpr, IS_MASKED: gl.constexpr, TELLS: gl.constexpr,
     SCORES: gl.constexpr, SUMS: gl.constexpr, WEIGHTS: gl.constexpr,
 ):  # fmt: skip
     """Scores of tile number `count`, and beside their softmax the weighted values of the tile before."""
-    stage = count % STAGES
-    before = (count - 1) % STAGES
-    mbarrier.wait(k_full.index(stage), count // STAGES & 1)
+    k_stage = PART * K_STAGES + count % K_STAGES
+    v_stage = PART * V_STAGES + count % V_STAGES
+    before = PART * V_STAGES + (count - 1) % V_STAGES
+    mbarrier.wait(k_full.index(k_stage), count // K_STAGES & 1)
     zero_RK = gl.zeros([ROWS, KEYS], gl.float32, SCORES)
-    k_DK = k_smem.index(stage).reshape([KEYS, D]).permute((1, 0))
+    k_DK = k_smem.index(k_stage).reshape([KEYS, D]).permute((1, 0))
     score_token = warpgroup_mma(q_s, k_DK, zero_RK, use_acc=False, is_async=True)
     v_KD = v_smem.index(before).reshape([KEYS, D])
     sum_token = warpgroup_mma(weight_op, v_KD, sum_RD, is_async=True)
     score_RK = warpgroup_mma_wait(1, deps=[score_token])
-    mbarrier.arrive(k_empty.index(stage), count=1)
+    mbarrier.arrive(k_empty.index(k_stage), count=1)
     if TELLS:
         mbarrier.arrive(q_empty, count=1, pred=is_last)
     base = gl.minimum(first, length - KEYS)
@@ -64,7 +65,7 @@ def step(
     weight_op = gl.convert_layout(weight_RK.to(q_s.dtype), WEIGHTS)
     # This wait is for the next step. It stands here as a branch that keeps the assembler from moving the exponentials behind
     # the wait below, where nothing would run beside them.
-    mbarrier.wait(v_full.index(stage), count // STAGES & 1)
+    mbarrier.wait(v_full.index(v_stage), count // V_STAGES & 1)
     sum_RD, total_R = warpgroup_mma_wait(0, deps=[sum_token, total_R])
     mbarrier.arrive(v_empty.index(before), count=1)
     sum_RD = sum_RD * gl.convert_layout(decay_R, gl.SliceLayout(1, SUMS))[:, None]
@@ -111,20 +112,23 @@ def keep_to_owners(
     X: gl.constexpr, D: gl.constexpr, OWN: gl.constexpr, COPIES: gl.constexpr, SUMS: gl.constexpr,
 ):  # fmt: skip
     """Own values that are not finite become 0, as 0 times them would be NaN in other beams' rows; the totals of those that
-    own them, which are returned, become NaN.
-
-    A warpgroup's threads have to meet before the tensor cores read own_v_s.
+    own them, which are returned, become NaN. There are hardly ever any.
     """
-    KEYS: gl.constexpr = ROWS // X * OWN
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     value_KD = own_v_s.load(COPIES).to(gl.float32)
     is_bad_KD = gl.where(gl.abs(value_KD) < float("inf"), 0, 1)
-    own_v_s.store(gl.where(is_bad_KD > 0, 0.0, value_KD).to(own_v_s.dtype))
-    is_bad_K = gl.convert_layout(gl.max(is_bad_KD, 1), gl.SliceLayout(0, SCORES))
-    is_own_RK = _is_own(num_tokens, X, OWN, KEYS, SCORES)
-    is_bad_R = gl.max(gl.where(is_own_RK, is_bad_K[None, :], 0), 1)
-    is_bad_R = gl.convert_layout(is_bad_R, gl.SliceLayout(1, SUMS))
-    return gl.where(is_bad_R > 0, float("nan"), total_R)
+    is_bad_K = gl.max(is_bad_KD, 1)
+    if gl.max(is_bad_K, 0) > 0:
+        KEYS: gl.constexpr = ROWS // X * OWN
+        SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
+        own_v_s.store(gl.where(is_bad_KD > 0, 0.0, value_KD).to(own_v_s.dtype))
+        column_K = gl.convert_layout(is_bad_K, gl.SliceLayout(0, SCORES))
+        is_own_RK = _is_own(num_tokens, X, OWN, KEYS, SCORES)
+        is_bad_R = gl.max(gl.where(is_own_RK, column_K[None, :], 0), 1)
+        is_bad_R = gl.convert_layout(is_bad_R, gl.SliceLayout(1, SUMS))
+        total_R = gl.where(is_bad_R > 0, float("nan"), total_R)
+        fence_async_shared()
+        gl.thread_barrier()
+    return total_R
 
 
 @gluon.jit
@@ -139,12 +143,13 @@ def last_values(v_s, v_empty, weight_op, sum_RD):
 def attend_tiles(
     q_s, q_empty, k_smem, v_smem, k_full, k_empty, v_full, v_empty, count, rows, length, first_r,
     begin_tile, masked_tile, end_tile, scale_log2, sum_RD, largest_R, total_R,
-    X: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr, SUMS: gl.constexpr,
+    X: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, PART: gl.constexpr,
+    IS_CAUSAL: gl.constexpr, SUMS: gl.constexpr,
 ):  # fmt: skip
     """Take in the key tiles of an item, at least one, the last first: (weights, sum, largest, total).
 
-    The weighted values of the last tile are not in the sum yet: `weights` are for its product. count: tiles before. Causal, as
-    only prefills are, q_empty is told when the last tile has read the queries.
+    The weighted values of the last tile are not in the sum yet: `weights` are for its product. count: tiles before. PART: whose
+    stages. Causal, as only prefills are, q_empty is told when the last tile has read the queries.
     """
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
@@ -157,16 +162,17 @@ def attend_tiles(
     l_R = gl.convert_layout(largest_R, rows_of_scores)
     t_R = gl.convert_layout(total_R, rows_of_scores)
     # the first tile has no values of a tile before beside it
-    stage = count % STAGES
+    k_stage = PART * K_STAGES + count % K_STAGES
+    v_stage = PART * V_STAGES + count % V_STAGES
     first = (end_tile - 1) * KEYS
-    mbarrier.wait(k_full.index(stage), count // STAGES & 1)
+    mbarrier.wait(k_full.index(k_stage), count // K_STAGES & 1)
     zero_RK = gl.zeros([ROWS, KEYS], gl.float32, SCORES)
-    k_DK = k_smem.index(stage).reshape([KEYS, D]).permute((1, 0))
+    k_DK = k_smem.index(k_stage).reshape([KEYS, D]).permute((1, 0))
     score_RK = warpgroup_mma(q_s, k_DK, zero_RK, use_acc=False)
-    mbarrier.arrive(k_empty.index(stage), count=1)
+    mbarrier.arrive(k_empty.index(k_stage), count=1)
     if IS_CAUSAL:
         mbarrier.arrive(q_empty, count=1, pred=end_tile - begin_tile == 1)
-    mbarrier.wait(v_full.index(stage), count // STAGES & 1)
+    mbarrier.wait(v_full.index(v_stage), count // V_STAGES & 1)
     base = gl.minimum(first, length - KEYS)
     weight_RK, decay_R, l_R, t_R = weigh(
         score_RK, first, base, visible_R, scale_log2, l_R, t_R, KEYS, True, SCORES
@@ -178,12 +184,12 @@ def attend_tiles(
     for i in range(1, num_masked):
         weight_op, sum_RD, l_R, t_R = step(
             q_s, q_empty, i == num_tiles - 1, k_smem, v_smem, k_full, k_empty, v_full, v_empty, count + i, first - i * KEYS, length,
-            visible_R, scale_log2, weight_op, sum_RD, l_R, t_R, D, KEYS, STAGES, True, IS_CAUSAL, SCORES, SUMS, WEIGHTS,
+            visible_R, scale_log2, weight_op, sum_RD, l_R, t_R, D, KEYS, K_STAGES, V_STAGES, PART, True, IS_CAUSAL, SCORES, SUMS, WEIGHTS,
         )  # fmt: skip
     for i in range(num_masked, num_tiles):
         weight_op, sum_RD, l_R, t_R = step(
             q_s, q_empty, i == num_tiles - 1, k_smem, v_smem, k_full, k_empty, v_full, v_empty, count + i, first - i * KEYS, length,
-            visible_R, scale_log2, weight_op, sum_RD, l_R, t_R, D, KEYS, STAGES, False, IS_CAUSAL, SCORES, SUMS, WEIGHTS,
+            visible_R, scale_log2, weight_op, sum_RD, l_R, t_R, D, KEYS, K_STAGES, V_STAGES, PART, False, IS_CAUSAL, SCORES, SUMS, WEIGHTS,
         )  # fmt: skip
     largest_R = gl.convert_layout(l_R, rows_of_sums)
     return weight_op, sum_RD, largest_R, gl.convert_layout(t_R, rows_of_sums)
@@ -198,7 +204,6 @@ def store_results(
     LINES: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
     rows_of_sums: gl.constexpr = gl.SliceLayout(1, SUMS)
     out_RD = sum_RD * (1.0 / gl.where(total_R == 0.0, 1.0, total_R))[:, None]
-    gdc_launch_dependents()  # a kernel that starts early waits for the results itself
     if not IS_SPLIT:
         gl.thread_barrier()  # other warps may still read what was there
         place_s.store(out_RD.to(place_s.dtype))

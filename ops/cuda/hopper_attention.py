@@ -4,6 +4,32 @@ They take what models and caches for this GPU usually have: 16-bit numbers, head
 page; a prefill with enough rows for all cores, and beams of any number. Everything else, and the shared stage on its own, is left
 to `xgr_ops.cuda.attention`. So are single calls that no size tells beforehand: beams that may have more own tokens than Q // G,
 for which a tile has no room, and a prefill of fewer rows than its bucket's, as the last layer asks for.
+
+Measured on one H200 (triton 3.6, bf16, 16 query and 8 KV heads, D 128, pages of 128, two own tokens; in a captured graph, keys
+and values not in the second-level cache), medians in us:
+
+    histories x beams x cached   two warpgroups divide keys   they share keys
+    1 x 128 x 128                  5.0
+    1 x 128 x 1,024               11.5                        16.3
+    1 x 256 x 1,000               12.6
+    1 x 512 x 1,024               13.6                        20.0
+    4 x 128 x 1,024               14.6                        21.0
+    1 x 512 x 5,000               43.1                        69.6
+    8 x 128 x 1,024                                           25.3
+    8 x 512 x 1,024                                           87.0
+    8 x 256 x 5,000                                          146.7
+
+Keys split among programs (keys of a part), whose parts are joined by a second kernel:
+
+    1 x 16 x 1,024    whole 11.0    512: 9.9    256: 9.5    128: 9.0
+    1 x 16 x 5,000          39.3    500: 13.2
+    1 x 64 x 1,024          11.3    512: 10.9   256: 12.9
+    1 x 128 x 1,024         11.5    512: 12.3   256: 29.0
+    1 x 256 x 1,000         12.6    500: 17.9
+    1 x 256 x 5,000         40.9    2,500: 33.5
+
+What joins them costs by rows times parts, and how long histories really are a graph's launch cannot tell: rows are split as far as
+histories of 1,024 tokens gain, though longer ones would gain with more rows.
 """
 
 from typing import TYPE_CHECKING
@@ -16,7 +42,8 @@ from xgr_runtime.hal.registry import OpSpec, impl
 
 from ..triton.history_attention import OwnTokens
 from ..triton.history_attention_kernels import history_attention_kernel
-from .attention import beam_attention_in_tiles, prefill_attention_in_tiles
+from .attention import beam_attention_in_tiles
+from .short_prefill_attention import prefill_attention_of_few_tokens
 from .warpgroup_attention import (
     MOST_HISTORIES,
     WarpgroupTiles,
@@ -30,9 +57,15 @@ if TYPE_CHECKING:
 
 CAPABILITY = "sm_90"  # its instructions exist on no other generation
 NUM_CORES = 132  # of an H100 or H200
-# Measured on one H200 (bf16, 16 query and 8 KV heads, D 128): of beams over 1,024 tokens parts of 512 keys win up to 128 rows.
 TILES = WarpgroupTiles(
-    keys=128, stages=2, num_cores=NUM_CORES, min_split_keys=512, most_split_items=NUM_CORES // 4
+    keys=128,
+    stages=(3, 3),
+    prefill_stages=(2, 3),
+    parted_keys=64,
+    parted_stages=(2, 2),
+    num_cores=NUM_CORES,
+    min_split_keys=128,
+    most_partial=128 * 16,
 )
 HEAD_DIMS = (64, 128)
 # Rows of a prefill times query heads below which most cores have nothing to do, and tiles with more programs a core are faster.
@@ -88,10 +121,10 @@ def prefill_attention_by_warpgroups(
 ) -> "torch.Tensor":
     """Keys behind a tile's last row are not read; the host's numbers are not either.
 
-    Where the call has fewer rows than the sizes said, and too few for all cores, `prefill_attention_in_tiles` does it.
+    Where the call has fewer rows than the sizes said, and too few for all cores, `prefill_attention_of_few_tokens` does it.
     """
     if q_TQD.shape[0] * q_TQD.shape[1] < LEAST_ROWS:
-        return prefill_attention_in_tiles(
+        return prefill_attention_of_few_tokens(
             q_TQD, k_pages, v_pages, page_table_HP, q_start_H1, kv_len_H, scale, max_q, max_kv, q_starts, kv_lens
         )  # fmt: skip
     return launch_prefill_attention(
@@ -127,4 +160,4 @@ def beam_attention_by_warpgroups(
         return beam_attention_in_tiles(
             *arrays, k_rows, v_rows, slot_N, num_tokens, scale, max_rows, max_kv, kv_lens
         )
-    return launch_beam_attention(*arrays, own, scale, max_rows, max_kv, TILES)
+    return launch_beam_attention(*arrays, own, scale, max_kv, TILES)

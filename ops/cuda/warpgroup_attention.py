@@ -16,9 +16,11 @@ from .direct_attention_kernels import direct_attention_kernel
 from .warpgroup_attention_kernels import warpgroup_attention_kernel
 
 ROWS = 64  # query rows of a warpgroup
-MOST_WARPGROUPS = 2  # that compute, in a program
-MOST_PARTS = 16  # of the keys: those of a few pairs are joined at once
-PART_PAIRS = 64  # partial results of a head that a program joins
+WARPGROUPS = 2  # that compute, in a program
+MOST_PARTS = 8  # of the keys
+JOINED_PAIRS = 8  # (row, head) pairs of a program that joins their parts
+# Of a thread when a program that divides keys starts: its warps share them out, and a core has some left for the next kernel.
+PARTED_REGISTERS = 128
 SEGMENTS = 64  # places for the histories of a prefill and the rows of none
 MOST_HISTORIES = SEGMENTS - 1  # of a prefill
 
@@ -27,26 +29,29 @@ MOST_HISTORIES = SEGMENTS - 1  # of a prefill
 class WarpgroupTiles:
     """How histories are cut.
 
-    keys: of a tile, a power of two that divides the page size. stages: key tiles on the chip. num_cores: programs at once.
-    min_split_keys: what a part of the keys has at least where beams' keys are split. most_split_items: items above which they
-    are not, though cores are idle.
+    keys: of a tile, a power of two that divides the page size. stages: tiles on the chip, of keys and of values, for beams;
+    prefill_stages: for prefills, whose queries have more room. parted_keys, parted_stages: of each warpgroup where two divide the
+    keys. num_cores: programs at once. min_split_keys: what a part of the keys has at least where beams' keys are split among
+    programs. most_partial: results of parts, of all (row, head) pairs, as each is written and read again.
     """
 
     keys: int
-    stages: int
+    stages: tuple[int, int]
+    prefill_stages: tuple[int, int]
+    parted_keys: int
+    parted_stages: tuple[int, int]
     num_cores: int
     min_split_keys: int
-    most_split_items: int
+    most_partial: int
 
-    def num_splits(self, num_items: int, max_kv: int) -> int:
-        """Into how many parts beams' keys go where unsplit there are `num_items` items."""
-        if num_items > self.most_split_items:
-            return 1
-        return max(1, min(self.num_cores // num_items, max_kv // self.min_split_keys, MOST_PARTS))
+    def num_splits(self, num_items: int, num_pairs: int, max_kv: int) -> int:
+        """Into how many parts the keys of `num_pairs` (row, head) pairs of beams go, which unsplit are `num_items` items."""
+        for_cores, for_join = self.num_cores // num_items, self.most_partial // num_pairs
+        return max(1, min(for_cores, for_join, max_kv // self.min_split_keys, MOST_PARTS))
 
-    def warpgroups(self, num_items: int) -> int:
-        """That compute in a program of beams, where there are `num_items` items of one each."""
-        return 1 if num_items <= self.num_cores else MOST_WARPGROUPS
+    def key_groups(self, num_items: int) -> int:
+        """Parts of the keys in a program of beams, where there are `num_items` items of a warpgroup's rows."""
+        return WARPGROUPS if num_items <= self.num_cores else 1
 
 
 def own_places(own: OwnTokens, group: int) -> int:
@@ -54,21 +59,24 @@ def own_places(own: OwnTokens, group: int) -> int:
     return max(next_power_of_two(own.k_rows.shape[1]), group // 4)
 
 
+def _most_tiles(query_rows: int, group: int, num_histories: int, tile_rows: int) -> int:
+    """Tiles of rows that histories may have together, however rows are shared out: the last one of each has a beam or more."""
+    return max(1, (query_rows + num_histories * (tile_rows - group)) // tile_rows)
+
+
 def _join_parts(
     part_out: torch.Tensor, part_lse: torch.Tensor, out_NQD: torch.Tensor, num_parts: int
 ) -> None:
     num_rows, num_heads, head_dim = out_NQD.shape
-    parts = next_power_of_two(num_parts)
-    tile_pairs = min(8, PART_PAIRS // parts)
-    join_parts_kernel[(-(-num_rows * num_heads // tile_pairs),)](
+    join_parts_kernel[(-(-num_rows * num_heads // JOINED_PAIRS),)](
         part_out,
         part_lse,
         out_NQD,
         num_rows * num_heads,
         num_parts,
-        PARTS=parts,
+        PARTS=next_power_of_two(num_parts),
         D=head_dim,
-        TILE_PAIRS=tile_pairs,
+        TILE_PAIRS=JOINED_PAIRS,
         num_warps=4,
         launch_pdl=True,
     )
@@ -94,15 +102,18 @@ def _descriptor(pages: torch.Tensor, keys: int) -> TensorDescriptor:
     )
 
 
-def _constants(q_NQD: torch.Tensor, k_pages: torch.Tensor, tiles: WarpgroupTiles) -> dict[str, int]:
+def _constants(
+    q_NQD: torch.Tensor, k_pages: torch.Tensor, keys: int, stages: tuple[int, int]
+) -> dict[str, int]:
     page_size, num_kv_heads, head_dim = k_pages.shape[1:]
     return {
         "G": num_kv_heads,
         "X": q_NQD.shape[1] // num_kv_heads,
         "D": head_dim,
         "PAGE_SIZE": page_size,
-        "KEYS": tiles.keys,
-        "STAGES": tiles.stages,
+        "KEYS": keys,
+        "K_STAGES": stages[0],
+        "V_STAGES": stages[1],
         "num_warps": 4,
     }
 
@@ -132,8 +143,8 @@ def launch_prefill_attention(
     num_histories = kv_len_H.shape[0]
     if num_histories > MOST_HISTORIES:
         raise ValueError(f"takes {MOST_HISTORIES} histories at most, got {num_histories}")
-    constants = _constants(q_TQD, k_pages, tiles)
-    num_tiles = q_TQD.shape[0] * constants["X"] // (MOST_WARPGROUPS * ROWS) + num_histories + 1
+    constants = _constants(q_TQD, k_pages, tiles.keys, tiles.prefill_stages)
+    num_tiles = q_TQD.shape[0] * constants["X"] // (WARPGROUPS * ROWS) + num_histories + 1
     out_TQD = torch.empty_like(q_TQD)
     warpgroup_attention_kernel[(min(tiles.num_cores, num_tiles * constants["G"]),)](
         _descriptor(k_pages, tiles.keys),
@@ -162,13 +173,15 @@ def launch_beam_attention(
     kv_len_H: torch.Tensor,
     own: OwnTokens,
     scale: float,
-    max_rows: int,
     max_kv: int,
     tiles: WarpgroupTiles,
 ) -> torch.Tensor:
     """[N, Q, D] as `beam_attention` in xgr_runtime.hal.ops; rows of no history are left as they come.
 
-    A row is NaN all over where an own value of its beam is not finite.
+    A row is NaN all over where an own value of its beam is not finite. The numbers of a row do not depend on how rows are shared
+    out among histories, nor on how many there may be of one. Captured in a graph, the kernel reads everything but the queries and
+    own tokens before the one in front of it has ended: neither that one nor any that it has not waited for may write pages, their
+    table, starts, lengths or slots.
 
     Raises:
         ValueError: strides, a scale or more own tokens a beam than it can take.
@@ -180,24 +193,28 @@ def launch_beam_attention(
         ("v_pages", v_pages, 4),
         ("page_table_HP", page_table_HP, 1),
     )
-    constants = _constants(q_NQD, k_pages, tiles)
+    num_histories = kv_len_H.shape[0]
+    query_rows, heads = q_NQD.shape[0] * q_NQD.shape[1] // k_pages.shape[2], k_pages.shape[2]
+    key_groups = tiles.key_groups(-(-query_rows // ROWS) * heads)
+    keys, stages = tiles.keys, tiles.stages
+    if key_groups > 1:
+        keys, stages = tiles.parted_keys, tiles.parted_stages
+    constants = _constants(q_NQD, k_pages, keys, stages)
     places = own_places(own, constants["X"])
     if places > constants["X"]:
         raise ValueError(
             f"takes {constants['X']} own tokens a beam at most, got {own.k_rows.shape[1]}"
         )
-    query_rows = max(1, min(max_rows, q_NQD.shape[0])) * constants["X"]  # of a history at most
-    heads = kv_len_H.shape[0] * constants["G"]
-    warpgroups = tiles.warpgroups(-(-query_rows // ROWS) * heads)
-    tiles_each = -(-query_rows // (warpgroups * ROWS))
-    num_splits = tiles.num_splits(tiles_each * heads, max_kv)
+    tile_rows = WARPGROUPS // key_groups * ROWS
+    num_tiles = _most_tiles(query_rows, constants["X"], num_histories, tile_rows)
+    num_splits = tiles.num_splits(num_tiles * heads, q_NQD.shape[0] * q_NQD.shape[1], max_kv)
     out_NQD = torch.empty_like(q_NQD)
     part_out, part_lse = out_NQD, out_NQD
     if num_splits > 1:
         part_out, part_lse = new_parts(q_NQD, num_splits), new_lse(q_NQD, num_splits)
-    direct_attention_kernel[(tiles_each * heads * num_splits,)](
-        _descriptor(k_pages, tiles.keys),
-        _descriptor(v_pages, tiles.keys),
+    direct_attention_kernel[(num_tiles * heads * num_splits,)](
+        _descriptor(k_pages, keys),
+        _descriptor(v_pages, keys),
         q_NQD,
         page_table_HP,
         row_start_H1,
@@ -208,7 +225,7 @@ def launch_beam_attention(
         own.v_rows,
         own.slot_N,
         q_NQD.shape[0],
-        tiles_each,
+        num_histories,
         page_table_HP.stride(0),
         own.k_rows.stride(0),
         own.v_rows.stride(0),
@@ -217,10 +234,13 @@ def launch_beam_attention(
         own.num_tokens,
         num_splits,
         scale,
+        int(torch.cuda.is_current_stream_capturing()),
         IS_SPLIT=num_splits > 1,
         OWN=places,
-        WARPGROUPS=warpgroups,
+        SEGMENTS=max(32, next_power_of_two(num_histories)),
+        KEY_GROUPS=key_groups,
         launch_pdl=True,
+        maxnreg=PARTED_REGISTERS if key_groups > 1 else None,
         **constants,
     )
     if num_splits > 1:

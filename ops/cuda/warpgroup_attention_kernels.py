@@ -29,6 +29,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
 )
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from .attention_item_kernels import NUMBERS, read_item, segments
 from .attention_load_kernels import load_rows, load_tiles
@@ -46,7 +47,7 @@ from .attention_step_kernels import (
 def _compute(
     out_ptr, start_ptr, length_ptr, num_rows, num_histories, scale,
     q_smem, place_smem, item_smem, row_bars, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
-    WHICH: gl.constexpr, G: gl.constexpr, X: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
+    WHICH: gl.constexpr, G: gl.constexpr, X: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
     SEGMENTS: gl.constexpr,
 ):  # fmt: skip
     """A computing warpgroup: rows WHICH * 64 .. of every item. row_bars: as in `load_rows`."""
@@ -71,14 +72,15 @@ def _compute(
         if end_tile > 0:
             weight_op, sum_RD, largest_R, total_R = attend_tiles(
                 q_s, q_empty, k_smem, v_smem, k_full, k_empty, v_full, v_empty, count, rows, length, first_r,
-                0, masked_tile, end_tile, scale_log2, sum_RD, largest_R, total_R, X, D, KEYS, STAGES, True, SUMS,
+                0, masked_tile, end_tile, scale_log2, sum_RD, largest_R, total_R, X, D, KEYS, K_STAGES, V_STAGES, 0, True, SUMS,
             )  # fmt: skip
             count += end_tile
-            last = (count - 1) % STAGES
+            last = (count - 1) % V_STAGES
             v_s = v_smem.index(last).reshape([KEYS, D])
             sum_RD = last_values(v_s, v_empty.index(last), weight_op, sum_RD)
         else:
             mbarrier.arrive(q_empty, count=1)
+        gdc_launch_dependents()  # a kernel that starts early waits for the results itself
         store_results(
             out_ptr, out_ptr, place_smem.index(WHICH), sum_RD, largest_R, total_R, first_row, rows, num_rows, first_r, g, 0,
             G, X, D, False, SUMS,
@@ -105,27 +107,29 @@ def warpgroup_attention_kernel(
     PAGE_SIZE: gl.constexpr,
     SEGMENTS: gl.constexpr,
     KEYS: gl.constexpr,
-    STAGES: gl.constexpr,
+    K_STAGES: gl.constexpr,
+    V_STAGES: gl.constexpr,
 ):
     """out[n], 0 in rows of no history; SEGMENTS: a power of two above the number of histories."""
     dtype: gl.constexpr = k_desc.dtype
     rows_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     q_smem = gl.allocate_shared_memory(dtype, [2, ROWS, D], rows_layout)
     place_smem = gl.allocate_shared_memory(dtype, [2, ROWS, D], rows_layout)
-    k_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, KEYS, D], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, KEYS, D], v_desc.layout)
-    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    k_smem = gl.allocate_shared_memory(dtype, [K_STAGES, 1, KEYS, D], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(dtype, [V_STAGES, 1, KEYS, D], v_desc.layout)
+    k_full = gl.allocate_shared_memory(gl.int64, [K_STAGES, 1], mbarrier.MBarrierLayout())
+    k_empty = gl.allocate_shared_memory(gl.int64, [K_STAGES, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [V_STAGES, 1], mbarrier.MBarrierLayout())
+    v_empty = gl.allocate_shared_memory(gl.int64, [V_STAGES, 1], mbarrier.MBarrierLayout())
     item_smem = gl.allocate_shared_memory(
         gl.int32, [2, NUMBERS], gl.SwizzledSharedLayout(1, 1, 1, [0])
     )
     row_bars = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
-    for s in gl.static_range(STAGES):
+    for s in gl.static_range(K_STAGES):
         mbarrier.init(k_full.index(s), count=1)
-        mbarrier.init(v_full.index(s), count=1)
         mbarrier.init(k_empty.index(s), count=2)
+    for s in gl.static_range(V_STAGES):
+        mbarrier.init(v_full.index(s), count=1)
         mbarrier.init(v_empty.index(s), count=2)
     for s in gl.static_range(4):
         mbarrier.init(row_bars.index(s), count=1)
@@ -136,16 +140,16 @@ def warpgroup_attention_kernel(
             (_compute, (
                 out_ptr, start_ptr, length_ptr, num_rows, num_histories, scale,
                 q_smem, place_smem, item_smem, row_bars, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
-                0, G, X, D, KEYS, STAGES, SEGMENTS,
+                0, G, X, D, KEYS, K_STAGES, V_STAGES, SEGMENTS,
             )),
             (_compute, (
                 out_ptr, start_ptr, length_ptr, num_rows, num_histories, scale,
                 q_smem, place_smem, item_smem, row_bars, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
-                1, G, X, D, KEYS, STAGES, SEGMENTS,
+                1, G, X, D, KEYS, K_STAGES, V_STAGES, SEGMENTS,
             )),
             (load_tiles, (
                 k_desc, v_desc, table_ptr, start_ptr, length_ptr, num_rows, num_histories, table_stride,
-                k_smem, v_smem, k_full, k_empty, v_full, v_empty, G, X, D, PAGE_SIZE, KEYS, STAGES, SEGMENTS,
+                k_smem, v_smem, k_full, k_empty, v_full, v_empty, G, X, D, PAGE_SIZE, KEYS, K_STAGES, V_STAGES, SEGMENTS,
             )),
             (load_rows, (
                 q_ptr, start_ptr, length_ptr, num_rows, num_histories, q_smem, item_smem, row_bars,

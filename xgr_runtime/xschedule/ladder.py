@@ -3,8 +3,7 @@
 A batch is padded to the smallest rung that holds it, so that no batch within the limits ever needs a graph that is not
 there; where the device had no room for some of the list, or a capture failed, to the smallest one that was captured. What costs time is exact or nearly so: new tokens and rows, which every product runs over. What only bounds a
 loop has one size or few, since each size multiplies the graphs: page tables have full width, and new tokens, rows and
-tokens of one history are bounded by what there may be at most, as kernels read the true lengths on the device. Rows of one
-history have two bounds, equal shares (a batch of equal widths) and all rows: attention starts programs for as many.
+tokens of one history are bounded by what there may be at most, as kernels read the true lengths on the device.
 
 All rounds of a group have the rows of its widest level. Where widths are equal, the usual case, nothing is lost; where
 they grow from level to level the first rounds run over more rows than they have, which a graph per combination of widths
@@ -310,10 +309,10 @@ def _rungs(
 def _shares(
     rows: tuple[int, ...], num_histories: int, is_padded_to_longest: bool
 ) -> Iterator[tuple[int, int]]:
-    """(rows, most of one history): of equal shares, or nearly so where each history is padded, and of any shares."""
+    """(rows, most of one history): of any shares, and where each history is padded to the longest of nearly equal ones too."""
     for size in rows:
-        most = -(-(2 if is_padded_to_longest else 1) * size // num_histories)
-        if size > _FEW_ROWS and most < size:
+        most = -(-2 * size // num_histories)
+        if is_padded_to_longest and size > _FEW_ROWS and most < size:
             yield size, most
         yield size, size
 
