@@ -1,7 +1,7 @@
-"""What follows a product in parts: the parts added up in order, with the residual stream and its norm.
+"""What follows a product: its parts added up in order, with the residual stream and its norm; or the norm alone.
 
-A row is one program's, so that the norm needs no second pass. The kernel is put onto the chip while the product still
-runs, and lets the next one come likewise (programmatic dependent launch): the product after a norm reads its weight early.
+A row is one program's, so that the norm needs no second pass. The kernels are put onto the chip while the product still
+runs, and let the next one come likewise (programmatic dependent launch): the product after a norm reads its weight early.
 
 N rows, M hidden size, S parts.
 """
@@ -18,6 +18,14 @@ def _sum_of_parts(parts_ptr, place_RM, part_size, is_used_RM, S: tl.constexpr):
     for s in tl.static_range(1, S):
         sum_RM += tl.load(parts_ptr + s * part_size + place_RM, mask=is_used_RM, other=0.0)
     return sum_RM
+
+
+@triton.jit
+def _normalised(x_RM, weight_M, eps, M: tl.constexpr, dtype: tl.constexpr):
+    """Rows of x (fp32, zero behind M) normalised, rounded to dtype, weighted and rounded again; weight is fp32."""
+    mean_R = tl.sum(x_RM * x_RM, axis=1) / M
+    scaled_RM = (x_RM * tl.rsqrt(mean_R + eps)[:, None]).to(dtype).to(tl.float32)
+    return (scaled_RM * weight_M[None, :]).to(dtype)
 
 
 @triton.jit
@@ -49,7 +57,32 @@ def add_parts_rms_norm_kernel(
     sum_RM = _sum_of_parts(parts_ptr, place_RM, num_rows * M, is_used_RM, S)
     new_RM = (sum_RM + residual_RM.to(tl.float32)).to(dtype)
     tl.store(residual_ptr + place_RM, new_RM, mask=is_used_RM)
-    new_RM = new_RM.to(tl.float32)
-    mean_R = tl.sum(new_RM * new_RM, axis=1) / M
-    scaled_RM = (new_RM * tl.rsqrt(mean_R + eps)[:, None]).to(dtype).to(tl.float32)
-    tl.store(out_ptr + place_RM, (scaled_RM * weight_M[None, :]).to(dtype), mask=is_used_RM)
+    out_RM = _normalised(new_RM.to(tl.float32), weight_M, eps, M, dtype)
+    tl.store(out_ptr + place_RM, out_RM, mask=is_used_RM)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def stream_norm_kernel(
+    residual_ptr,
+    weight_ptr,
+    out_ptr,
+    num_rows,
+    eps,
+    M: tl.constexpr,
+    M_PAD: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
+):
+    """out = rms_norm of the residual that the kernel in front has written. All are contiguous."""
+    if IS_DEPENDENT:
+        gdc_launch_dependents()
+    m_M = tl.arange(0, M_PAD)
+    weight_M = tl.load(weight_ptr + m_M, mask=m_M < M, other=0.0).to(tl.float32)
+    row_R = tl.cast(tl.program_id(0), tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    is_used_RM = (row_R[:, None] < num_rows) & (m_M[None, :] < M)
+    place_RM = row_R[:, None] * M + m_M[None, :]
+    if IS_DEPENDENT:
+        gdc_wait()
+    residual_RM = tl.load(residual_ptr + place_RM, mask=is_used_RM, other=0.0).to(tl.float32)
+    out_RM = _normalised(residual_RM, weight_M, eps, M, out_ptr.dtype.element_ty)
+    tl.store(out_ptr + place_RM, out_RM, mask=is_used_RM)

@@ -14,6 +14,7 @@ import torch
 from xgr_runtime.hal.ops.activation import linear_silu_mul
 from xgr_runtime.hal.ops.linear import linear_add_rms_norm
 from xgr_runtime.hal.providers import load_providers
+from xgr_runtime.hal.registry import OpSpec, resolve
 from xgr_runtime.hal.tolerances import TOLERANCES
 
 if TYPE_CHECKING:
@@ -28,9 +29,9 @@ NUM_LAYERS, NUM_ADDENDS = 6, 2048
 NUM_REPLAYS, NUM_REPEATS = 50, 50
 
 
-def provider(op: Op[..., Any]) -> Callable[..., Any]:
+def provider(op: Op[..., Any], name: str = "gluon") -> Callable[..., Any]:
     load_providers("cuda")
-    return next(i.fn for i in op.impls if (i.provider, i.device_kind) == ("gluon", "cuda"))
+    return next(i.fn for i in op.impls if (i.provider, i.device_kind) == (name, "cuda"))
 
 
 def normal(seed: int, *shape: int, scale: float = 1.0) -> torch.Tensor:
@@ -93,10 +94,15 @@ class Layers:
 
 
 @on_gpu
-@pytest.mark.parametrize("num_rows", [5, 64, 128])
-def test_early_starts_read_what_was_written_right_before(num_rows: int, device: Device) -> None:
+@pytest.mark.parametrize(
+    ("num_rows", "name"),
+    [(5, "gluon"), (64, "gluon"), (128, "gluon"), (5, "torch"), (1100, "torch")],
+)
+def test_early_starts_read_what_was_written_right_before(
+    num_rows: int, name: str, device: Device
+) -> None:
     layers, held = Layers(num_rows), list[torch.Tensor]()
-    own = provider(linear_silu_mul), provider(linear_add_rms_norm)
+    own = provider(linear_silu_mul), provider(linear_add_rms_norm, name)
     apart = layers.run(*own, torch.cuda.synchronize)
     references = linear_silu_mul.reference, linear_add_rms_norm.reference
     tolerance = TOLERANCES[torch.bfloat16]
@@ -121,8 +127,18 @@ def test_early_starts_read_what_was_written_right_before(num_rows: int, device: 
 
 
 @on_gpu
+@pytest.mark.parametrize(
+    ("rows", "name"), [(512, "parts"), (1023, "parts"), (1024, "torch"), (40_000, "torch")]
+)
+def test_many_rows_are_added_where_the_stream_lies(rows: int, name: str) -> None:
+    spec = OpSpec("cuda", torch.bfloat16, "sm_90", {"T": rows, "M": 2048, "F": 6144})
+    assert resolve(linear_add_rms_norm, spec, allow_reference=False).provider == name
+
+
+@on_gpu
+@pytest.mark.parametrize("name", ["gluon", "torch"])
 @pytest.mark.parametrize("num_rows", [1, 63, 65, 128, 256, 300, 1030])
-def test_repeats_are_bit_identical(num_rows: int, device: Device) -> None:
+def test_repeats_are_bit_identical(num_rows: int, name: str, device: Device) -> None:
     """One row count for every tile that is chosen; the sums are those of the reference."""
     size, features = 1024, 3072
     x, gate_up = (
@@ -140,7 +156,7 @@ def test_repeats_are_bit_identical(num_rows: int, device: Device) -> None:
         inner = gated(x, gate_up)
         return [inner, normed(inner, down, residual, norm, EPS), residual]
 
-    own = provider(linear_silu_mul), provider(linear_add_rms_norm)
+    own = provider(linear_silu_mul), provider(linear_add_rms_norm, name)
     first, tolerance = run(*own), TOLERANCES[torch.bfloat16]
     expected = run(linear_silu_mul.reference, linear_add_rms_norm.reference)
     for got, want in zip(first, expected, strict=True):

@@ -122,8 +122,10 @@ def test_pairs_that_follow_each_other(num_rows: int, device: Device) -> None:
     [
         (torch.float16, {}, "overflow"),
         (torch.bfloat16, {"T": 512}, "T must be"),
+        (torch.bfloat16, {"T": 2048, "M": 1024}, "T must be"),
+        (torch.bfloat16, {"T": 1024, "M": 1024, "max_rows": 512}, "rounds"),
         (torch.bfloat16, {"T": 1024, "M": 1000}, "M must be"),
-        (torch.bfloat16, {"T": 1024, "M": 4096}, "M must be"),
+        (torch.bfloat16, {"T": 1024, "M": 2048}, "M must be"),
         (torch.bfloat16, {"T": 1024, "M": 1024, "F": 3075}, "F"),
     ],
 )

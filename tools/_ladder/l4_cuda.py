@@ -45,6 +45,7 @@ BEAM_OPS = (
 OLDEST_OF_GPUS = (3, 4)
 NEEDS_NEWER = ("rope_write_shared_kv", "rope_write_unshared_kv", "select_beams")
 NUM_PARTS = 3  # of the inner dim
+NORM_ROWS = 4  # that a program normalises
 # by address and by descriptor; they know 16-bit numbers alone
 PRODUCTS = (
     ("head_logsumexp", "triton"),
@@ -82,7 +83,7 @@ def check_cuda(report: Report) -> None:
         _check_too_many_places(report)
         for op_name, provider in PRODUCTS:
             _check(op_name, torch.float16, report, provider)
-        _check_sum_of_parts(report)
+        _check_behind_products(report)
     chosen = attention.tiles_for
     attention.tiles_for = lambda *_: attention.HistoryTiles(*SMALL_TILES)
     try:
@@ -92,9 +93,9 @@ def check_cuda(report: Report) -> None:
         attention.tiles_for = chosen
 
 
-def _check_sum_of_parts(report: Report) -> None:
-    """What follows a product in parts; the parts are torch's, since warps that work apart cannot be interpreted."""
-    kernel: Any = import_module("xgr_ops.cuda.linear_kernels").add_parts_rms_norm_kernel
+def _check_behind_products(report: Report) -> None:
+    """What follows a product; that is torch's, since warps that work apart cannot be interpreted."""
+    kernels: Any = import_module("xgr_ops.cuda.linear_kernels")
     next_power_of_two = import_module("xgr_ops.triton.launch").next_power_of_two
 
     def norm_of_parts(
@@ -110,11 +111,29 @@ def _check_sum_of_parts(report: Report) -> None:
         num_rows, size = residual_NM.shape
         sizes = {"S": NUM_PARTS, "M": size, "M_PAD": next_power_of_two(size), "TILE_ROWS": 1}
         arrays = (parts_SNM, residual_NM, norm_weight_M, out_NM)
+        kernel = kernels.add_parts_rms_norm_kernel
         kernel[(num_rows,)](*arrays, num_rows, eps, **sizes, IS_DEPENDENT=False)
         return out_NM
 
+    def norm_of_stream(
+        x_NK: torch.Tensor,
+        weight_MK: torch.Tensor,
+        residual_NM: torch.Tensor,
+        norm_weight_M: torch.Tensor,
+        eps: float,
+    ) -> torch.Tensor:
+        residual_NM.addmm_(x_NK, weight_MK.T)
+        out_NM = torch.empty_like(residual_NM)
+        num_rows, size = residual_NM.shape
+        sizes = {"M": size, "M_PAD": next_power_of_two(size), "TILE_ROWS": NORM_ROWS}
+        programs, arrays = -(-num_rows // NORM_ROWS), (residual_NM, norm_weight_M, out_NM)
+        kernel = kernels.stream_norm_kernel
+        kernel[(programs,)](*arrays, num_rows, eps, **sizes, IS_DEPENDENT=False)
+        return out_NM
+
     for dtype in DTYPES:
-        _check_function("linear_add_rms_norm", "sum of parts", norm_of_parts, dtype, report)
+        for what, function in {"sum of parts": norm_of_parts, "stream": norm_of_stream}.items():
+            _check_function("linear_add_rms_norm", what, function, dtype, report)
 
 
 def _check_too_many_places(report: Report) -> None:

@@ -19,7 +19,7 @@ SHAPES = {
     "wide": (512, 64),
 }
 # a long inner dim may be summed in parts
-LINEAR_SHAPES = {**SHAPES, "many": (1100, 64), "long": (70, 1032)}
+LINEAR_SHAPES = {**SHAPES, "many": (1100, 64), "long": (70, 1032), "many, long": (1100, 1032)}
 SCALES = (0.5, 1.0)
 
 
