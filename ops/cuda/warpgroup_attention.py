@@ -178,10 +178,9 @@ def launch_beam_attention(
 ) -> torch.Tensor:
     """[N, Q, D] as `beam_attention` in xgr_runtime.hal.ops; rows of no history are left as they come.
 
-    A row is NaN all over where an own value of its beam is not finite. The numbers of a row do not depend on how rows are shared
-    out among histories, nor on how many there may be of one. Captured in a graph, the kernel reads everything but the queries and
-    own tokens before the one in front of it has ended: neither that one nor any that it has not waited for may write pages, their
-    table, starts, lengths or slots.
+    A row is NaN all over where an own value of its beam is not finite. How many rows there may be of one history is not asked: the
+    launch depends on all rows. Captured in a graph, the kernel reads everything but the queries and own tokens before the one in
+    front of it has ended: neither that one nor any that it has not waited for may write pages, their table, starts, lengths or slots.
 
     Raises:
         ValueError: strides, a scale or more own tokens a beam than it can take.
