@@ -1,9 +1,10 @@
 """Attention on NVIDIA's Hopper GPUs (H100, H200) with the kernels for their warpgroups, before that of tiles.
 
 They take what models and caches for this GPU usually have: 16-bit numbers, heads of 64 or 128, whole tiles of 128 keys in a
-page; a prefill with enough rows for all cores, and beams of any number. Everything else, and the shared stage on its own, is left
-to `xgr_ops.cuda.attention`. So are single calls that no size tells beforehand: beams that may have more own tokens than Q // G,
-for which a tile has no room, and a prefill of fewer rows than its bucket's, as the last layer asks for.
+page; a prefill with enough rows for all cores, and beams of any number, though few of few histories are taken before by
+`xgr_ops.cuda.short_beam_attention`. Everything else, and the shared stage on its own, is left to `xgr_ops.cuda.attention`. So are
+single calls that no size tells beforehand: beams that may have more own tokens than Q // G, for which a tile has no room, and a
+prefill of fewer rows than its bucket's, as the last layer asks for.
 
 Measured on one H200 (triton 3.6, bf16, 16 query and 8 KV heads, D 128, pages of 128, two own tokens; in a captured graph, keys
 and values not in the second-level cache), medians in us:

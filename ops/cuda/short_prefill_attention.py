@@ -19,49 +19,24 @@ the second-level cache), medians in us, the kernels for tiles of rows beside it:
 H histories, T new tokens, Q query heads, G KV heads, D head dim, X = Q // G.
 """
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from triton.experimental.gluon.language import NVMMASharedLayout
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.interpreter import InterpretedFunction
 
 from xgr_runtime.hal.ops.attention import prefill_attention
 from xgr_runtime.hal.registry import OpSpec, impl
 
 from ..triton.history_attention_kernels import history_attention_kernel
-from ..triton.launch import check_rows_dense
 from .attention import prefill_attention_in_tiles
-from .short_prefill_attention_kernels import short_prefill_attention_kernel
-from .short_prefill_join_kernels import join_short_prefill_kernel
+from .short_attention import ROWS, SEGMENTS, ShortTiles, launch_short_prefill_attention
+
+if TYPE_CHECKING:
+    import torch
 
 CAPABILITY = "sm_90"  # its instructions exist on no other generation
-ROWS = 64  # query rows of a tile
-# Of tiles on the chip, as the matrix instructions take them.
-LAYOUT = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
-SEGMENTS = 64  # places for the histories of a call
 HEAD_DIMS = (64, 128)
 # New tokens times query heads: with more of them each tile of keys is read for too many tiles of rows.
 MOST_PAIRS = 384 * 16
-
-
-@dataclass(frozen=True)
-class ShortTiles:
-    """How a call is cut.
-
-    keys: of a tile, a power of two that divides the page size. stages: key tiles on the chip. programs: how many parts of keys
-    are made for, 132 cores or twice as many. most_parts: of a history's keys, a multiple of 4. join_pairs: (row, head) pairs of
-    a program that joins, one a warp. is_early: read cached keys while the kernel in front still works.
-    """
-
-    keys: int = 64
-    stages: int = 2
-    programs: int = 264
-    most_parts: int = 16
-    join_pairs: int = 4
-    is_early: bool = True
-
-
 TILES = ShortTiles(most_parts=8)
 # Half as many waits in a row, and half as many parts to join. Up to so many pairs of so many histories.
 LONG_TILES = ShortTiles(keys=128, programs=132)
@@ -74,12 +49,13 @@ def tiles_for(num_pairs: int, num_histories: int, page_size: int) -> ShortTiles:
     return LONG_TILES if is_small and page_size % LONG_TILES.keys == 0 else TILES
 
 
-def _accepts(spec: OpSpec) -> str | None:
+def why_refused(spec: OpSpec) -> str | None:
+    """Why kernels for few rows cannot take calls of these sizes; the number of rows is no reason."""
     if spec.capability not in ("", CAPABILITY):
         return f"needs a GPU of capability {CAPABILITY}, got {spec.capability}"
     if isinstance(history_attention_kernel, InterpretedFunction):
         return "copies by barrier cannot be interpreted (TRITON_INTERPRET unset)"
-    if spec.dtype not in (torch.float16, torch.bfloat16):
+    if str(spec.dtype) not in ("torch.float16", "torch.bfloat16"):
         return f"takes torch.float16 and torch.bfloat16, got {spec.dtype}"
     if spec.dims.get("H", 1) >= SEGMENTS:
         return f"H must be below {SEGMENTS}, got {spec.dims['H']}"
@@ -94,20 +70,20 @@ def _accepts(spec: OpSpec) -> str | None:
     return None
 
 
-@impl(prefill_attention, provider="gluon-short", device="cuda", accepts=_accepts)
+@impl(prefill_attention, provider="gluon-short", device="cuda", accepts=why_refused)
 def prefill_attention_of_few_tokens(
-    q_TQD: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
-    page_table_HP: torch.Tensor,
-    q_start_H1: torch.Tensor,
-    kv_len_H: torch.Tensor,
+    q_TQD: "torch.Tensor",
+    k_pages: "torch.Tensor",
+    v_pages: "torch.Tensor",
+    page_table_HP: "torch.Tensor",
+    q_start_H1: "torch.Tensor",
+    kv_len_H: "torch.Tensor",
     scale: float,
     max_q: int,
     max_kv: int,
     q_starts: tuple[int, ...],
     kv_lens: tuple[int, ...],
-) -> torch.Tensor:
+) -> "torch.Tensor":
     """Two kernels; the host's numbers are not read. A call of more rows is left to `prefill_attention_in_tiles`.
 
     Sizes do not refuse it: the last layer of every bucket asks for a few rows. The kernel in front on the stream may write the
@@ -119,122 +95,3 @@ def prefill_attention_of_few_tokens(
         return prefill_attention_in_tiles(*arrays, scale, max_q, max_kv, q_starts, kv_lens)
     tiles = tiles_for(num_pairs, kv_len_H.shape[0], k_pages.shape[1])
     return launch_short_prefill_attention(*arrays, scale, max_q, max_kv, tiles)
-
-
-def launch_short_prefill_attention(
-    q_TQD: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
-    page_table_HP: torch.Tensor,
-    q_start_H1: torch.Tensor,
-    kv_len_H: torch.Tensor,
-    scale: float,
-    max_q: int,
-    max_kv: int,
-    tiles: ShortTiles,
-) -> torch.Tensor:
-    """[T, Q, D] as `prefill_attention` in xgr_runtime.hal.ops; rows of no history are 0.
-
-    The parts are memory of this call from torch's allocator: in a captured graph it is the graph's pool, and whoever gets it
-    next on the stream writes it behind the kernel that reads it here.
-
-    Raises:
-        ValueError: strides, a scale or a number of histories that it cannot take.
-    """
-    _check(q_TQD, k_pages, v_pages, page_table_HP, kv_len_H, scale)
-    num_rows, num_heads, head_dim = q_TQD.shape
-    num_histories, num_kv_heads = kv_len_H.shape[0], k_pages.shape[2]
-    out_TQD = torch.empty_like(q_TQD)
-    if num_rows == 0:
-        return out_TQD
-    group = num_heads // num_kv_heads
-    # each history may end in a tile that is not full
-    num_tiles = min(
-        num_rows * group // ROWS + num_histories, num_histories * -(-max_q * group // ROWS)
-    )
-    most_parts = min(tiles.most_parts, -(-max_kv // tiles.keys))
-    num_programs = num_tiles * num_kv_heads
-    num_pairs = max(1, min(most_parts * num_rows * num_heads, tiles.programs * ROWS))
-    part_out = q_TQD.new_empty((num_pairs, head_dim), dtype=torch.float32)
-    part_lse = q_TQD.new_empty(num_pairs, dtype=torch.float32)
-    constants = {
-        "G": num_kv_heads,
-        "X": group,
-        "D": head_dim,
-        "SEGMENTS": SEGMENTS,
-        "KEYS": tiles.keys,
-        "PROGRAMS": tiles.programs,
-        "MOST_PARTS": tiles.most_parts,
-        "EARLY": tiles.is_early,
-        "launch_pdl": True,  # starts before the kernel in front of it has ended
-    }
-    short_prefill_attention_kernel[(min(num_programs * most_parts, max(num_programs, tiles.programs)),)](
-        TensorDescriptor(
-            q_TQD,
-            [num_rows, num_heads, head_dim],
-            [num_heads * head_dim, head_dim, 1],
-            [ROWS // group, group, head_dim],
-            LAYOUT,
-        ),
-        _descriptor(k_pages, tiles.keys),
-        _descriptor(v_pages, tiles.keys),
-        page_table_HP,
-        q_start_H1,
-        kv_len_H,
-        out_TQD,
-        part_out,
-        part_lse,
-        num_histories,
-        page_table_HP.stride(0),
-        scale,
-        PAGE_SIZE=k_pages.shape[1],
-        STAGES=tiles.stages,
-        num_warps=4,
-        **constants,
-    )  # fmt: skip
-    join_short_prefill_kernel[(-(-num_rows * num_heads // tiles.join_pairs),)](
-        part_out,
-        part_lse,
-        out_TQD,
-        q_start_H1,
-        kv_len_H,
-        num_rows,
-        num_histories,
-        num_warps=tiles.join_pairs,
-        **constants,
-    )
-    return out_TQD
-
-
-def _check(
-    q_TQD: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
-    page_table_HP: torch.Tensor,
-    kv_len_H: torch.Tensor,
-    scale: float,
-) -> None:
-    if not scale > 0.0:
-        raise ValueError(f"scale must be above 0, got {scale}")
-    if kv_len_H.shape[0] >= SEGMENTS:
-        raise ValueError(f"takes {SEGMENTS - 1} histories at most, got {kv_len_H.shape[0]}")
-    for name, states, num_dims in (
-        ("q", q_TQD, 3),
-        ("k_pages", k_pages, 4),
-        ("v_pages", v_pages, 4),
-        ("page_table_HP", page_table_HP, 1),
-    ):
-        check_rows_dense(name, states, num_dims)
-
-
-def _descriptor(pages: torch.Tensor, keys: int) -> TensorDescriptor:
-    """Of tiles [1, keys, D] of pages, whose KV heads lie side by side."""
-    num_pages, page_size, num_kv_heads, head_dim = pages.shape
-    row_elements = num_kv_heads * head_dim
-    return TensorDescriptor(
-        pages,
-        [num_pages, page_size, row_elements],
-        [page_size * row_elements, row_elements, 1],
-        [1, keys, head_dim],
-        LAYOUT,
-    )

@@ -1,4 +1,4 @@
-"""Into how many parts the keys of a prefill of few tokens go, and the kernel that joins the parts' results.
+"""Into how many parts the keys of few rows go, and the kernel that joins a prefill's parts.
 
 It starts before the kernel in front of it has ended, counts the parts meanwhile, and then asks for all of them at once: what it
 costs is one wait for memory. A warp has one (row, head) pair, and a thread the same few columns of all its parts, so that
@@ -29,10 +29,10 @@ def count_parts(
 
 
 @gluon.jit
-def _wait_with(x):
-    """x, and wait for the kernel in front. x is known before: the assembler would rather wait first."""
+def wait_with(x):
+    """x >= 0, and wait for the kernel in front. x is known before: the assembler would rather wait first."""
     return gl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.ne.s32 p, $1, -1; @p griddepcontrol.wait; mov.b32 $0, $1; }",
+        "{ .reg .pred p; setp.ge.s32 p, $1, 0; @p griddepcontrol.wait; mov.b32 $0, $1; }",
         "=r,r",
         [x],
         dtype=gl.int32,
@@ -42,18 +42,33 @@ def _wait_with(x):
 
 
 @gluon.jit
-def _join(
-    part_ptr, lse_ptr, pair_P, num_pairs, num_parts,
-    D: gl.constexpr, PARTS: gl.constexpr, PAIRS: gl.constexpr, LINES: gl.constexpr,
+def count_pairs(
+    start_ptr, length_ptr, num_histories,
+    G: gl.constexpr, X: gl.constexpr, SEGMENTS: gl.constexpr, KEYS: gl.constexpr, PROGRAMS: gl.constexpr, MOST_PARTS: gl.constexpr,
 ):  # fmt: skip
-    """[P, D] of num_parts <= PARTS parts, in their order.
+    """((row, head) pairs of all histories, parts of their keys)."""
+    layout: gl.constexpr = gl.BlockedLayout([SEGMENTS // 32], [32], [gl.num_warps()], [0])
+    h_S = gl.arange(0, SEGMENTS, layout=layout)
+    is_one_S = h_S < num_histories
+    first_S = gl.load(start_ptr + h_S, mask=is_one_S, other=0, cache_modifier=".cg")
+    end_S = gl.load(start_ptr + h_S + 1, mask=is_one_S, other=0, cache_modifier=".cg")
+    length_S = gl.load(length_ptr + h_S, mask=is_one_S, other=0, cache_modifier=".cg")
+    num_pairs = gl.sum(end_S - first_S, 0) * (G * X)
+    num_tiles = gl.sum(((end_S - first_S) * X + ROWS - 1) // ROWS, 0)
+    return num_pairs, count_parts(num_tiles, gl.max(length_S, 0), G, KEYS, PROGRAMS, MOST_PARTS)
 
-    What is not there is read as the last part or pair, rather than under a mask: so many loads on their way at once have no
-    registers for masks. They are volatile, which keeps them where they stand: the assembler would send the later ones when it
-    has used the first. And they go past the first-level cache: the memory was that of another call's parts.
+
+@gluon.jit
+def load_parts(
+    part_ptr, lse_ptr, near_P, num_pairs, num_parts, D: gl.constexpr, PARTS: gl.constexpr, LINES: gl.constexpr
+):  # fmt: skip
+    """([P, D] and lse [P] of each of num_parts <= PARTS parts) of the pairs near_P.
+
+    What is not there is read as the last part, rather than under a mask: so many loads on their way at once have no registers
+    for masks. They are volatile, which keeps them where they stand: the assembler would send the later ones when it has used the
+    first. And they go past the first-level cache: the memory was that of another call's parts.
     """
     d_D = gl.arange(0, D, layout=gl.SliceLayout(0, LINES))
-    near_P = gl.minimum(pair_P, num_pairs - 1)
     lses, parts = (), ()
     for s in gl.static_range(PARTS):
         place_P = gl.minimum(s, num_parts - 1) * num_pairs + near_P
@@ -62,19 +77,38 @@ def _join(
         lse_P = gl.load(lse_ptr + place_P, volatile=True)
         parts += (part_PD,)  # type: ignore[assignment]  # they grow
         lses += (lse_P,)  # type: ignore[assignment]
-    largest_P = gl.full([PAIRS], LEAST, gl.float32, gl.SliceLayout(1, LINES))
+    return parts, lses
+
+
+@gluon.jit
+def add_parts(parts, lses, num_parts, largest_P, total_P, out_PD, PARTS: gl.constexpr):
+    """[P, D] of (out, total, largest) and then the parts, in their order."""
+    new_largest_P = largest_P
     for s in gl.static_range(PARTS):
-        largest_P = gl.maximum(largest_P, lses[s])
-    total_P = gl.zeros([PAIRS], gl.float32, gl.SliceLayout(1, LINES))
-    out_PD = gl.zeros([PAIRS, D], gl.float32, LINES)
+        new_largest_P = gl.maximum(new_largest_P, lses[s])
+    decay_P = gl.exp2(largest_P - new_largest_P)
+    total_P *= decay_P
+    out_PD *= decay_P[:, None]
     for s in gl.static_range(PARTS):
-        weight_P = gl.where(s < num_parts, gl.exp2(lses[s] - largest_P), 0.0)
+        weight_P = gl.where(s < num_parts, gl.exp2(lses[s] - new_largest_P), 0.0)
         total_P += weight_P
         out_PD += parts[s] * weight_P[:, None]
     return out_PD * (1.0 / gl.where(total_P == 0.0, 1.0, total_P))[:, None]
 
 
-@gluon.jit(do_not_specialize=["num_rows", "num_histories"])
+@gluon.jit
+def _join(
+    part_ptr, lse_ptr, near_P, num_pairs, num_parts,
+    D: gl.constexpr, PARTS: gl.constexpr, PAIRS: gl.constexpr, LINES: gl.constexpr,
+):  # fmt: skip
+    parts, lses = load_parts(part_ptr, lse_ptr, near_P, num_pairs, num_parts, D, PARTS, LINES)
+    largest_P = gl.full([PAIRS], LEAST, gl.float32, gl.SliceLayout(1, LINES))
+    total_P = gl.zeros([PAIRS], gl.float32, gl.SliceLayout(1, LINES))
+    out_PD = gl.zeros([PAIRS, D], gl.float32, LINES)
+    return add_parts(parts, lses, num_parts, largest_P, total_P, out_PD, PARTS)
+
+
+@gluon.jit(do_not_specialize=["num_rows", "num_histories", "is_settled"])
 def join_short_prefill_kernel(
     part_ptr,
     lse_ptr,
@@ -83,6 +117,7 @@ def join_short_prefill_kernel(
     length_ptr,
     num_rows,
     num_histories,
+    is_settled,
     G: gl.constexpr,
     X: gl.constexpr,
     D: gl.constexpr,
@@ -90,44 +125,37 @@ def join_short_prefill_kernel(
     KEYS: gl.constexpr,
     PROGRAMS: gl.constexpr,
     MOST_PARTS: gl.constexpr,
-    EARLY: gl.constexpr,
 ):
     """out[p] of part[s, p] and lse[s, p] (base 2), and 0 in rows of no history; where there is one part, its rows are left alone."""
     gdc_launch_dependents()
     PAIRS: gl.constexpr = gl.num_warps()
     LINES: gl.constexpr = gl.BlockedLayout([1, D // 32], [1, 32], [PAIRS, 1], [1, 0])
-    layout: gl.constexpr = gl.BlockedLayout([SEGMENTS // 32], [32], [PAIRS], [0])
-    if not EARLY:
+    if is_settled == 0:
         gdc_wait()
-    h_S = gl.arange(0, SEGMENTS, layout=layout)
-    is_one_S = h_S < num_histories
-    first_S = gl.load(start_ptr + h_S, mask=is_one_S, other=0, cache_modifier=".cg")
-    end_S = gl.load(start_ptr + h_S + 1, mask=is_one_S, other=0, cache_modifier=".cg")
-    length_S = gl.load(length_ptr + h_S, mask=is_one_S, other=0, cache_modifier=".cg")
-    num_pairs = gl.sum(end_S - first_S, 0) * (G * X)
-    num_tiles = gl.sum(((end_S - first_S) * X + ROWS - 1) // ROWS, 0)
-    num_parts = count_parts(num_tiles, gl.max(length_S, 0), G, KEYS, PROGRAMS, MOST_PARTS)
+    num_pairs, num_parts = count_pairs(
+        start_ptr, length_ptr, num_histories, G, X, SEGMENTS, KEYS, PROGRAMS, MOST_PARTS
+    )
     d_D = gl.arange(0, D, layout=gl.SliceLayout(0, LINES))
     pair_P = gl.program_id(0) * PAIRS + gl.arange(0, PAIRS, layout=gl.SliceLayout(1, LINES))
+    near_P = gl.minimum(pair_P, num_pairs - 1)
     out_PD = gl.zeros([PAIRS, D], gl.float32, LINES)
     is_joined = (num_parts > 1) & (gl.program_id(0) * PAIRS < num_pairs)
     # all that depends on the lengths is in the branch, hence done before the kernel in front has ended
     if is_joined:
-        if EARLY:
-            num_parts = _wait_with(num_parts)
+        num_parts = wait_with(num_parts)
         if num_parts <= MOST_PARTS // 4:
             out_PD = _join(
-                part_ptr, lse_ptr, pair_P, num_pairs, num_parts, D, MOST_PARTS // 4, PAIRS, LINES
+                part_ptr, lse_ptr, near_P, num_pairs, num_parts, D, MOST_PARTS // 4, PAIRS, LINES
             )
         elif num_parts <= MOST_PARTS // 2:
             out_PD = _join(
-                part_ptr, lse_ptr, pair_P, num_pairs, num_parts, D, MOST_PARTS // 2, PAIRS, LINES
+                part_ptr, lse_ptr, near_P, num_pairs, num_parts, D, MOST_PARTS // 2, PAIRS, LINES
             )
         else:
             out_PD = _join(
-                part_ptr, lse_ptr, pair_P, num_pairs, num_parts, D, MOST_PARTS, PAIRS, LINES
+                part_ptr, lse_ptr, near_P, num_pairs, num_parts, D, MOST_PARTS, PAIRS, LINES
             )
-    elif EARLY:
+    else:
         gdc_wait()
     is_new_P = (pair_P < num_rows * (G * X)) & ((num_parts > 1) | (pair_P >= num_pairs))
     out_PD = gl.where((pair_P < num_pairs)[:, None], out_PD, 0.0)

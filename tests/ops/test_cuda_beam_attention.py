@@ -1,4 +1,4 @@
-"""Beams' attention by warpgroups where rows are shared out unevenly, and where it starts before the kernel in front has ended.
+"""Beams' attention on Hopper where rows are shared out unevenly, and where it starts before the kernel in front has ended.
 
 Programs are counted by all rows together, as the host does not know how many each history has: each finds its own. A graph's
 kernels read keys early, and what they take from the kernel in front when it has ended.
@@ -45,15 +45,26 @@ SHARED_OUT: dict[str, tuple[list[int], list[int]]] = {
     "only the last with rows": ([0, 0, 9], [5, 0, 700]),
     "alone and few": ([16], [1000]),
 }
+# So few that their histories' keys go to all cores; in the last one not even a tile of keys for each.
+FEW: dict[str, tuple[list[int], list[int]]] = {
+    "few, uneven": ([64, 3, 0, 61], [1024, 300, 5, 129]),
+    "few, one of them without tokens": ([40, 24], [0, 700]),
+    "few, all without tokens": ([5, 4], [0, 0]),
+    "few of a long history": ([128], [3000]),
+    "few of a short history": ([33], [63]),
+}
+SHARED_OUT_TO = [
+    *(("gluon", name) for name in SHARED_OUT),
+    *(("gluon-short", name) for name in ("alone and few", *FEW)),
+]
 
 
-def provider(num_rows: int, device: Device) -> Impl[..., Any] | None:
-    """That of warpgroups, or none where the GPU is of another generation, which it has to say itself."""
+def provider(name: str, rows: list[int], device: Device) -> Impl[..., Any] | None:
+    """The provider of that name, or none where the GPU is of another generation, which it has to say itself."""
     load_providers("cuda")
-    found = next(
-        i for i in beam_attention.impls if (i.provider, i.device_kind) == ("gluon", "cuda")
-    )
-    dims = {"N": num_rows, "Q": NUM_HEADS, "G": NUM_KV_HEADS, "D": DIM, "page_size": PAGE_SIZE}
+    found = next(i for i in beam_attention.impls if (i.provider, i.device_kind) == (name, "cuda"))
+    dims = {"N": sum(rows), "H": len(rows), "Q": NUM_HEADS, "G": NUM_KV_HEADS}
+    dims |= {"D": DIM, "page_size": PAGE_SIZE}
     reason = found.accepts(OpSpec("cuda", torch.bfloat16, device.capability, dims))
     if device.capability != "sm_90":
         assert reason is not None
@@ -69,26 +80,32 @@ def normal(generator: torch.Generator, *shape: int) -> torch.Tensor:
 class Inputs:
     """Histories in pages of random order, NaN behind their ends; queries and own tokens are given with a call."""
 
-    def __init__(self, rows: list[int], lengths: list[int]) -> None:
+    def __init__(
+        self,
+        rows: list[int],
+        lengths: list[int],
+        page_size: int = PAGE_SIZE,
+        num_own: int = NUM_OWN,
+    ) -> None:
         generator = torch.Generator().manual_seed(5)
-        counts = [-(-length // PAGE_SIZE) for length in lengths]
-        num_pages, self.num_rows, self.max_kv = sum(counts), sum(rows), max(lengths)
-        shape = (num_pages + 1, PAGE_SIZE, NUM_KV_HEADS, DIM)
+        counts = [-(-length // page_size) for length in lengths]
+        num_pages, self.num_rows, self.max_kv = sum(counts), sum(rows), max(1, *lengths)
+        shape = (num_pages + 1, page_size, NUM_KV_HEADS, DIM)
         self.k, self.v = normal(generator, *shape), normal(generator, *shape)
         order = (torch.randperm(num_pages, generator=generator) + 1).tolist()
-        table = torch.zeros(len(rows), max(counts), dtype=torch.int32)
+        table = torch.zeros(len(rows), max(1, *counts), dtype=torch.int32)
         for h, (count, length) in enumerate(zip(counts, lengths, strict=True)):
             pages, order = order[:count], order[count:]
             table[h, :count] = torch.tensor(pages, dtype=torch.int32)
             for states in (self.k, self.v):
-                if length % PAGE_SIZE:
-                    states[pages[-1], length % PAGE_SIZE :] = torch.nan
+                if length % page_size:
+                    states[pages[-1], length % page_size :] = torch.nan
         self.table, starts = table.cuda(), [0, *itertools.accumulate(rows)]
         self.starts = torch.tensor(starts, dtype=torch.int32).cuda()
         self.lengths = torch.tensor(lengths, dtype=torch.int32).cuda()
         self.slots = torch.randperm(self.num_rows, generator=generator).to(torch.int32).cuda()
         self.q = normal(generator, self.num_rows, NUM_HEADS, DIM)
-        own = (self.num_rows, NUM_OWN, NUM_KV_HEADS, DIM)
+        own = (self.num_rows, num_own, NUM_KV_HEADS, DIM)
         self.own = normal(generator, *own), normal(generator, *own)
 
     def call(
@@ -97,18 +114,19 @@ class Inputs:
         q: torch.Tensor,
         own: tuple[torch.Tensor, torch.Tensor],
         max_rows: int,
+        num_tokens: int = NUM_OWN,
     ) -> torch.Tensor:
         """What fn finds; the host's lengths, which it may not read, are wrong."""
         history = (self.k, self.v, self.table, self.starts, self.lengths)
         bounds = (DIM**-0.5, max_rows, self.max_kv, (1,) * len(self.lengths))
-        return fn(q, *history, *own, self.slots, NUM_OWN, *bounds)
+        return fn(q, *history, *own, self.slots, num_tokens, *bounds)
 
 
 @on_gpu
-@pytest.mark.parametrize("name", SHARED_OUT)
-def test_however_rows_are_shared_out(name: str, device: Device) -> None:
-    rows, lengths = SHARED_OUT[name]
-    found = provider(sum(rows), device)
+@pytest.mark.parametrize(("by", "name"), SHARED_OUT_TO)
+def test_however_rows_are_shared_out(by: str, name: str, device: Device) -> None:
+    rows, lengths = {**SHARED_OUT, **FEW}[name]
+    found = provider(by, rows, device)
     if found is None:
         return
     inputs, tolerance = Inputs(rows, lengths), TOLERANCES[torch.bfloat16]
@@ -121,11 +139,20 @@ def test_however_rows_are_shared_out(name: str, device: Device) -> None:
 
 
 @on_gpu
-@pytest.mark.parametrize("name", ["uneven, one without rows", "one beam each", "alone and few"])
-def test_queries_and_own_tokens_come_from_the_kernel_in_front(name: str, device: Device) -> None:
+@pytest.mark.parametrize(
+    ("by", "name"),
+    [
+        *(("gluon", name) for name in ("uneven, one without rows", "one beam each")),
+        *((by, "alone and few") for by in ("gluon", "gluon-short")),
+        *(("gluon-short", name) for name in ("few, uneven", "few of a short history")),
+    ],
+)
+def test_queries_and_own_tokens_come_from_the_kernel_in_front(
+    by: str, name: str, device: Device
+) -> None:
     """Layers one right behind the other: each takes what the one before has found as queries and as own keys and values."""
-    rows, lengths = SHARED_OUT[name]
-    found = provider(sum(rows), device)
+    rows, lengths = {**SHARED_OUT, **FEW}[name]
+    found = provider(by, rows, device)
     if found is None:
         return
     inputs, held = Inputs(rows, lengths), list[torch.Tensor]()
@@ -152,3 +179,23 @@ def test_queries_and_own_tokens_come_from_the_kernel_in_front(name: str, device:
             graph.replay()
         device.synchronize()
         assert all(torch.equal(got, expected) for got, expected in zip(held, want, strict=True))
+
+
+@on_gpu
+@pytest.mark.parametrize("page_size", [PAGE_SIZE, PAGE_SIZE // 2])
+@pytest.mark.parametrize(("num_own", "num_tokens"), [(1, 1), (3, 2), (4, 4), (5, 1), (6, 6)])
+def test_few_rows_with_any_number_of_own_tokens(
+    num_own: int, num_tokens: int, page_size: int, device: Device
+) -> None:
+    """More of them than a join has room for are the other kernels', whatever the page."""
+    rows, lengths = FEW["few, uneven"]
+    found = provider("gluon-short", rows, device)
+    if found is None:
+        return
+    inputs, tolerance = Inputs(rows, lengths, page_size, num_own), TOLERANCES[torch.bfloat16]
+    for states in inputs.own:
+        states[:, num_tokens:] = torch.nan  # nobody's yet
+    args = (inputs.q, inputs.own, max(rows), num_tokens)
+    want = inputs.call(beam_attention.reference, *args)
+    got = inputs.call(found.fn, *args)
+    torch.testing.assert_close(got, want, atol=tolerance.atol, rtol=tolerance.rtol)

@@ -90,6 +90,8 @@ REPLAYS = [
     (prefill_attention, "gluon-short", ONE_KV_HEAD, torch.float16),
     (beam_attention, "gluon", MANY_ITEMS, torch.bfloat16),
     (beam_attention, "gluon", FEW_ITEMS, torch.bfloat16),
+    (beam_attention, "gluon-short", FEW_ITEMS, torch.bfloat16),
+    (beam_attention, "gluon-short", ONE_KV_HEAD, torch.float16),
 ]  # fmt: skip
 
 
@@ -104,7 +106,7 @@ def test_a_captured_graph_replays_with_other_lengths(
 ) -> None:
     inputs, found = Inputs(dtype, 200, sizes), provider(op, name)
     dims = dict(zip(("Q", "G", "D", "page_size"), sizes, strict=True))
-    dims |= {"T" if op is prefill_attention else "N": 200}
+    dims |= {"T" if op is prefill_attention else "N": 200, "H": 3}
     reason = found.accepts(OpSpec("cuda", dtype, device.capability, dims))
     if name.startswith("gluon") and device.capability != "sm_90":
         assert reason is not None

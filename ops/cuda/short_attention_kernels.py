@@ -1,4 +1,4 @@
-"""A prefill's attention of few new tokens behind long cached histories, for NVIDIA's Hopper generation.
+"""Attention of few rows over long histories, a prefill's new tokens or beams, for NVIDIA's Hopper generation.
 
 Such a call has one or a few tiles of 64 query rows (tokens times the X query heads of a KV head) and so few programs that most
 of the chip would idle while a program reads one key tile after the other. Here a program is (tile of rows, KV head, part of the
@@ -7,17 +7,20 @@ and where a batch has fewer the programs left over take keys. A part has every n
 its first ones early, and all parts have the same work.
 
 What is measured in such a call is the chain of waits: lengths, page table, keys, products. There is one warpgroup and no warp of
-its own for loading: a program asks for as many key tiles as there is room for before it does anything else. That starts before
-the kernel in front has ended: lengths, tables and the cached tokens' keys and values were written by earlier batches; the queries
-and the new tokens' keys and values are what that kernel writes, and are waited for. All that comes by the copy engine, and how
-many bytes the barriers have to expect is told before: behind the wait there are copies, and nothing else that takes time. So a
-tile of queries may have rows of other histories, or of none: they are no row's that is stored.
+its own for loading: a program asks for as many key tiles as there is room for before it does anything else. In a captured graph
+that starts before the kernel in front has ended: lengths, tables and the cached tokens' keys and values were written by earlier
+batches; the queries and the new tokens' keys and values are what that kernel writes, and are waited for. All that comes by the
+copy engine, and how many bytes the barriers have to expect is told before: behind the wait there are copies, and nothing else
+that takes time. So a tile of queries may have rows of other histories, or of none: they are no row's that is stored.
 
 Keys behind a history's end may hold NaN: the last tile is read from further ahead so that it ends where the history does; what
 would lie before its page the copy engine fills with zeros, and the mask keeps what belongs to other tiles out.
 
-The parts' results (fp32) and their log-sum-exps are joined in the order of the parts by a second kernel. Where there is one part
-only, this one writes the result itself. Rows of no history are the second kernel's.
+The parts' results (fp32) and their log-sum-exps are joined in the order of the parts by a second kernel. Where a prefill has one
+part only, this one writes the result itself. Rows of no history are the second kernel's.
+
+A row of a prefill sees the keys up to its own token, the last rows' of its history; a beam sees them all, and its own tokens in
+the second kernel.
 
 Letters: R query rows of a tile, K keys, S histories (padded), D head dim, G KV heads, X query heads of a KV head.
 """
@@ -178,9 +181,26 @@ def _store_part(
     gl.store(lse_ptr + pair_R, lse_R, mask=is_row_R)
 
 
+@gluon.jit
+def _store_results(
+    out_ptr, part_ptr, lse_ptr, place_s, out_RD, lse_R, first_row, rows, first_r, g, part, num_parts, total_rows,
+    G: gl.constexpr, X: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, SUMS: gl.constexpr, LINES: gl.constexpr,
+):  # fmt: skip
+    """A part's, or the result itself: beams always have their own tokens to join."""
+    is_part = True
+    if CAUSAL:
+        is_part = num_parts > 1
+        if num_parts == 1:
+            _store_lines(out_ptr, place_s, out_RD, first_row, rows, first_r, g, G, X, D, LINES)
+    if is_part:
+        _store_part(
+            part_ptr, lse_ptr, out_RD, lse_R, first_row, rows, first_r, g, part, total_rows, G, X, D, SUMS
+        )  # fmt: skip
+
+
 # A kernel for all batches: what differs between them is no constant of the compiler.
-@gluon.jit(do_not_specialize=["num_histories", "table_stride", "scale"])
-def short_prefill_attention_kernel(
+@gluon.jit(do_not_specialize=["num_histories", "table_stride", "scale", "is_settled"])
+def short_attention_kernel(
     q_desc,
     k_desc,
     v_desc,
@@ -193,6 +213,7 @@ def short_prefill_attention_kernel(
     num_histories,
     table_stride,
     scale,
+    is_settled,
     G: gl.constexpr,
     X: gl.constexpr,
     D: gl.constexpr,
@@ -202,12 +223,12 @@ def short_prefill_attention_kernel(
     STAGES: gl.constexpr,
     PROGRAMS: gl.constexpr,
     MOST_PARTS: gl.constexpr,
-    EARLY: gl.constexpr,
+    CAUSAL: gl.constexpr,
 ):
-    """out[n] where there is one part, else part[p * rows + n] and lse of it, for the rows from the first history's first on.
+    """part[p * rows + n] and lse of it for all rows of histories; CAUSAL, where there is one part: out[n].
 
-    SEGMENTS: a power of two above the number of histories. PROGRAMS: how many parts are made for. EARLY: cached keys and
-    values are read while the kernel in front of this one still works.
+    is_settled: whether the kernel in front writes nothing but queries and new tokens' keys and values. SEGMENTS: a power of two
+    above the number of histories. PROGRAMS: how many parts are made for.
     """
     gdc_launch_dependents()
     dtype: gl.constexpr = k_desc.dtype
@@ -229,20 +250,22 @@ def short_prefill_attention_kernel(
         mbarrier.init(v_full.index(s), count=1)
     fence_async_shared()
     gl.thread_barrier()
-    if not EARLY:
+    if is_settled == 0:
         gdc_wait()
     history, first_row, rows, length, first_r, g, part, num_parts, total_rows = _find_item(
         start_ptr, length_ptr, num_histories, G, X, KEYS, SEGMENTS, PROGRAMS, MOST_PARTS
     )
     pages = table_ptr + history.to(gl.int64) * table_stride
-    before = length - rows
+    before = length - rows if CAUSAL else length
     end = gl.maximum(gl.minimum(length, before + (first_r + ROWS) // X), 0)
-    least = before + first_r // X + 1
+    least = gl.minimum(before + first_r // X + 1, length)
     # key tiles part, part + num_parts, ..: how many of them, how many without new tokens
     reach = num_parts - 1 - part
     end_tile = (end + KEYS - 1) // KEYS
     num_tiles = (end_tile + reach) // num_parts
-    num_old = gl.minimum(num_tiles, (gl.maximum(before, 0) // KEYS + reach) // num_parts)
+    num_old = num_tiles
+    if CAUSAL:
+        num_old = gl.minimum(num_tiles, (gl.maximum(before, 0) // KEYS + reach) // num_parts)
     first_pages = ()
     for i in gl.static_range(STAGES):
         page = _page(pages, part + i * num_parts, end_tile, PAGE_SIZE, KEYS)
@@ -252,21 +275,19 @@ def short_prefill_attention_kernel(
     mbarrier.expect(q_full, ROWS * D * 2, pred=is_item)
     for i in gl.static_range(STAGES):
         _expect_tile(k_full.index(i), v_full.index(i), i < num_tiles, D, KEYS)
-    if EARLY:
-        _load_first(
-            k_desc, v_desc, first_pages, part, num_parts, length, g, k_smem, v_smem, k_full, v_full, 0, num_old,
-            STAGES, D, PAGE_SIZE, KEYS,
-        )  # fmt: skip
-        gdc_wait()
-    else:
-        num_old = 0
+    _load_first(
+        k_desc, v_desc, first_pages, part, num_parts, length, g, k_smem, v_smem, k_full, v_full, 0, num_old,
+        STAGES, D, PAGE_SIZE, KEYS,
+    )  # fmt: skip
+    gdc_wait()
     tma.async_copy_global_to_shared(
         q_desc, [first_row + first_r // X, g * X, 0], q_full, q_smem, pred=is_item
     )
-    _load_first(
-        k_desc, v_desc, first_pages, part, num_parts, length, g, k_smem, v_smem, k_full, v_full, num_old, num_tiles,
-        STAGES, D, PAGE_SIZE, KEYS,
-    )  # fmt: skip
+    if CAUSAL:
+        _load_first(
+            k_desc, v_desc, first_pages, part, num_parts, length, g, k_smem, v_smem, k_full, v_full, num_old, num_tiles,
+            STAGES, D, PAGE_SIZE, KEYS,
+        )  # fmt: skip
     scale_log2 = scale * LOG2_E
     r_R = first_r + gl.arange(0, ROWS, layout=gl.SliceLayout(1, SCORES))
     visible_R = gl.minimum(before + r_R // X + 1, length)
@@ -292,10 +313,7 @@ def short_prefill_attention_kernel(
     largest_R = gl.convert_layout(largest_R, gl.SliceLayout(1, SUMS))
     total_R = gl.convert_layout(total_R, gl.SliceLayout(1, SUMS))
     out_RD = sum_RD * (1.0 / gl.where(total_R == 0.0, 1.0, total_R))[:, None]
-    if num_parts == 1:
-        _store_lines(out_ptr, q_s, out_RD, first_row, rows, first_r, g, G, X, D, LINES)
-    else:
-        lse_R = largest_R + gl.log2(total_R)
-        _store_part(
-            part_ptr, lse_ptr, out_RD, lse_R, first_row, rows, first_r, g, part, total_rows, G, X, D, SUMS
-        )  # fmt: skip
+    _store_results(
+        out_ptr, part_ptr, lse_ptr, q_s, out_RD, largest_R + gl.log2(total_R), first_row, rows, first_r, g, part, num_parts,
+        total_rows, G, X, D, CAUSAL, SUMS, LINES,
+    )  # fmt: skip
