@@ -139,7 +139,7 @@ def keys_of(engine: Engine, batch: Batch) -> list[Any]:
 
 def test_a_started_engine_has_every_graph_of_its_list(engine: Engine) -> None:
     graphs, ladder = engine.worker.graphs, ladder_of(engine)
-    expected = len(list(ladder.prefills())) + len(list(ladder.copies()))
+    expected = len(list(ladder.prefills()))
     for codes in CODES.values():
         num_parts = len(codes) if engine.device.is_graph_per_round else 1
         expected += 2 * num_parts * len(list(ladder.rounds(len(codes))))
@@ -160,8 +160,7 @@ def test_each_bucket_is_captured_by_a_batch_that_it_is_the_smallest_for(
     missing = engine.warm_up.missing(loaded)
     keys = {key for one in missing for key in one.keys}
     num_rounds = sum(2 * len(list(ladder.rounds(len(codes)))) for codes in CODES.values())
-    num_copies = len(list(ladder.copies()))
-    assert len(missing) == len(keys) == len(list(ladder.prefills())) + num_copies + num_rounds
+    assert len(missing) == len(keys) == len(list(ladder.prefills())) + num_rounds
     order = [(one.is_last_resort, one.size) for one in missing]
     assert order == sorted(order, reverse=True)
     assert sum(one.is_last_resort for one in missing) == 1 + 2 * len(CODES)

@@ -32,10 +32,9 @@ def fill_histories(to: Arrays, histories: PackedHistories, bucket: PrefillBucket
     _put(to["last_row"], q_start_H1[1:] - np.int64(1), h, 0)
     _put(to["q_start"], q_start_H1, h + 1, q_start_H1[-1])
     _put(to["kv_lens"], histories.kv_lens_H, h, 0)
-    if histories.has_copies:  # else nobody reads them
-        copies = to["copies"][:, :h]
-        copies[:] = 0
-        copies[:, : histories.num_histories] = histories.copies_3H
+    copies = to["copies"][:, :h]
+    copies[:] = 0
+    copies[:, : histories.num_histories] = histories.copies_3H
     to["page_table"][:h] = NULL_PAGE
     to["page_table"][: table_HP.shape[0], : table_HP.shape[1]] = table_HP
 

@@ -74,7 +74,7 @@ class Captured(Protocol):
 class Ladder:
     """rungs: by ascending num_histories; the last one holds every batch. history_tokens: bounds of a history's length.
 
-    is_copying: whether cached tokens are ever copied.
+    is_copying: whether cached tokens are ever copied, by the graphs of prefills.
     """
 
     capacities: Capacities
@@ -134,12 +134,6 @@ class Ladder:
             for num_tokens in rung.tokens:
                 for shared in self._all_shared(rung)[-1:]:
                     yield self._prefill_bucket(num_tokens, shared)
-
-    def copies(self) -> Iterator[int]:
-        """The numbers of histories that copies of cached tokens are captured for."""
-        for rung in self.rungs:
-            if self.is_copying and rung.tokens:
-                yield rung.num_histories
 
     def rounds(self, num_levels: int) -> Iterator[tuple[SharedBucket, RoundsBucket]]:
         """Every bucket that rounds over a catalogue of so many levels are captured for, the one that holds every batch last."""
@@ -237,7 +231,7 @@ def ladder_of(config: RuntimeConfig, capacities: Capacities, device: Device) -> 
     for histories, rows in _choices(config, capacities, device):
         rungs = tuple(_rungs(config, capacities, device, histories, rows))
         found = Ladder(capacities, rungs, history_tokens, is_copying)
-        num_graphs = sum(1 for _ in found.prefills()) + sum(1 for _ in found.copies())
+        num_graphs = sum(1 for _ in found.prefills())
         num_graphs += num_targets * num_parts * sum(1 for _ in found.rounds(1))
         if num_graphs <= device.max_graphs or not options.at_start:
             return found

@@ -32,6 +32,7 @@ from xgr_runtime.xschedule.buckets import (
 from xgr_runtime.xschedule.buffers import GroupInputs, InputBuffers, SharedInputs
 from xgr_runtime.xschedule.capacities import Capacities
 from xgr_runtime.xschedule.graph_runner import GraphPlan, Segment
+from xgr_runtime.xschedule.ladder import Ladder
 from xgr_runtime.xschedule.stage_clock import PREFILL_POINTS, RoundMarks
 
 logger = logging.getLogger(__name__)
@@ -77,6 +78,10 @@ class ModelRunner:
     ) -> None:
         self._model, self._device, self._dtype = model, device, dtype
         self.sizes = sizes
+        # A kernel in each graph that finds nothing to copy costs less than a graph more to replay where there is something.
+        self._is_copy_in_prefill = (
+            device.is_prefill_captured and isinstance(sizes, Ladder) and sizes.is_copying
+        )
         self._allow_reference = allow_reference
         self.capacities = capacities
         place = device.torch_device
@@ -160,18 +165,19 @@ class ModelRunner:
             tuple(
                 self._rounds_segments(prefill.shared, *group, lengths.kv_lens) for group in groups
             ),
-            self._copy_segment(prefill.shared.num_histories) if is_copying else None,
+            self._copy_segment(prefill.shared.num_histories)
+            if is_copying and not self._is_copy_in_prefill
+            else None,
         )
 
     def _copy_segment(self, num_histories: int) -> Segment:
         return Segment(
             "copies",
-            copy_key(num_histories),
+            ("copies", num_histories),
             partial(self._copy, num_histories),
             self._device.timer(),
             PREFILL_POINTS,
-            is_eager=not self._device.is_prefill_captured,
-            captured_by="the device would have to have room for the graphs of all buckets",
+            is_eager=True,
         )
 
     def _copy(self, num_histories: int) -> None:
@@ -252,6 +258,8 @@ class ModelRunner:
             self._round(rounds, level, marks)
 
     def _prefill(self, ops: BoundOps, bucket: PrefillBucket, lengths: HostLengths) -> None:
+        if self._is_copy_in_prefill:
+            self._copy(bucket.shared.num_histories)
         inputs = self.inputs.prefill_view(bucket)
         shared = self.inputs.shared_view(bucket.shared)
         hidden_HM = self._model.context(
@@ -348,11 +356,6 @@ def prefill_key(bucket: PrefillBucket) -> Hashable:
     shared = bucket.shared
     sizes = (bucket.num_tokens, bucket.max_q, bucket.max_kv)
     return ("prefill", *sizes, shared.num_histories, shared.num_pages)
-
-
-def copy_key(num_histories: int) -> Hashable:
-    """Of the copies of cached tokens of so many histories."""
-    return ("copies", num_histories)
 
 
 def _rounds_key(

@@ -40,7 +40,7 @@ from xgr_runtime.xschedule.catalogs import LoadedCatalog
 from xgr_runtime.xschedule.graph_runner import GraphRunner
 from xgr_runtime.xschedule.kernel_search import KernelSearch
 from xgr_runtime.xschedule.ladder import Ladder, captured_normalizations
-from xgr_runtime.xschedule.model_runner import ModelRunner, copy_key, prefill_key
+from xgr_runtime.xschedule.model_runner import ModelRunner, prefill_key
 from xgr_runtime.xschedule.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -250,7 +250,6 @@ class WarmUp:
         if not isinstance(ladder, Ladder) or not catalogs:
             return []
         found = [*self._rounds(ladder, catalogs), *self._prefills(ladder, catalogs[0])]
-        found += self._copies(ladder, catalogs[0])
         missing = [one for one in found if not self._graphs.has_all(one.keys)]
         return sorted(missing, key=lambda one: (one.is_last_resort, one.size), reverse=True)
 
@@ -276,17 +275,6 @@ class WarmUp:
             make = partial(self._prefill_batch, bucket, ladder, loaded)
             keys = (prefill_key(bucket),)
             yield Missing(name, bucket.num_tokens, bucket == sizes[-1], keys, make)
-
-    def _copies(self, ladder: Ladder, loaded: LoadedCatalog) -> Iterator[Missing]:
-        for num_histories in ladder.copies():
-            name = f"copies of cached tokens, {num_histories} histories"
-            make = partial(self._copy_batch, num_histories, loaded)
-            yield Missing(name, 0, False, (copy_key(num_histories),), make)
-
-    def _copy_batch(self, number: int, loaded: LoadedCatalog) -> Batch:
-        """Two tokens a history, the first of which is copied."""
-        histories = self._histories([2] * number, [1] * number, [NULL_PAGE] * number)
-        return _batch(histories, [1] * number, loaded, self._normalizations[0])
 
     def _prefill_batch(self, bucket: PrefillBucket, ladder: Ladder, loaded: LoadedCatalog) -> Batch:
         number = min(bucket.shared.num_histories, bucket.num_tokens)
@@ -328,16 +316,13 @@ class WarmUp:
             widths = [first, *_shares(rows - first, number - 1, most)]
         return _batch(histories, widths, loaded, normalization)
 
-    def _histories(
-        self, lengths: Sequence[int], new: Sequence[int], sources: Sequence[int] | None = None
-    ) -> PackedHistories:
+    def _histories(self, lengths: Sequence[int], new: Sequence[int]) -> PackedHistories:
         page_size = self._runner.kv.shared.page_size
         return pack_histories(
             [np.zeros(length, dtype=np.int64) for length in lengths],
             [[NULL_PAGE] * num_pages_of(length, page_size) for length in lengths],
             page_size,
             [length - count for length, count in zip(lengths, new, strict=True)],
-            sources,
         )
 
 
