@@ -120,7 +120,9 @@ def test_the_engine_runs_under_the_rules(
         assert max(replays) >= 4
         expected = {"inputs", "prefill", "rounds[0:4]"}
         if is_graph_per_round:
-            expected = {*expected, "copies", *(f"rounds[{i}:{i + 1}]" for i in range(4))} - {"rounds[0:4]"}
+            expected = {*expected, "copies", *(f"rounds[{i}:{i + 1}]" for i in range(4))} - {
+                "rounds[0:4]"
+            }
         assert set(device.segment_names) == expected
 
 
