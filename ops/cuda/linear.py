@@ -11,6 +11,18 @@ H200, us, bf16, beside the library's product and the norm behind it:
 | 256 | 6.9 and 8.9 / 7.5 and 10.2 | 10.0 and 9.3 / 18.4 and 16.6 |
 | 512 | 8.8 and 8.9 / 10.5 and 10.6 | 13.3 and 12.1 / 25.6 and 24.7 |
 
+Since then the kernels of 32 to 128 rows leave room for each other: a product's threads have registers for its tile alone, so
+that the sum waits on the same cores, and a row's sum is 16 warps'. Of 64 rows or less tiles are wide where that leaves as many
+programs and makes few parts. One of 28 layers in a graph, us, with the short attention between, each column with what was best of
+those before it (room: of all products of hidden size 2,048, of these alone of 1,024):
+
+| hidden, rows | 4 or 8 warps a sum | 16 | wide: inputs 2,048 / the others | room |
+|---|---|---|---|---|
+| 2,048, 128 | 56.3 | 55.9 | 57.2 / 57.7 | 55.7 |
+| 2,048, 32 | 49.4 | 47.2 | 46.9 / 46.9 | 45.8 |
+| 1,024, 128 | 34.7 | 34.7 | 35.9 / 36.3 | 32.9 |
+| 1,024, 32 | 27.6 | 27.2 | 26.9 / 27.6, 8 parts | 27.1 |
+
 Many rows are more bytes than the weight. There the library adds its product to the stream where it lies, and the norm reads
 the stream alone: of five passes over rows in memory four are left. On an H200 (torch 2.11) the bits are those of the parts:
 the library rounds the product before it adds.
@@ -36,6 +48,10 @@ SMALL_HIDDEN, LARGEST_HIDDEN = 1024, 2048  # larger ones have no figures yet
 MOST_ROWS_SMALL, MOST_ROWS = 256, 128
 # More programs read no faster, and more parts are more to write and to add up.
 MOST_PROGRAMS = NUM_CORES * 3 // 4
+COLUMNS, INPUTS = 64, 64  # of a tile
+BYTES_ON_CHIP = 192 * 1024  # of tiles
+MOST_PARTS = 8  # of wide tiles
+SUM_WARPS = 16  # a row each: few elements of many parts a thread, which are all asked for at once
 LEAST_TILES = 32  # below that, rows of a tile are halved rather than parts of the inner dim added
 # Rows that are added in place, of a hidden size up to SMALL_HIDDEN and of a larger one. Of 512 rows it takes a layer of
 # hidden size 1,024 from 70 us to 72.
@@ -65,16 +81,25 @@ def _accepts_many(spec: OpSpec) -> str | None:
 
 
 def tiles_in_parts(num_rows: int, num_outputs: int, num_inputs: int) -> WarpTiles:
-    """Tiles of 64 columns, and parts of the inner dim of equal length."""
-    columns, inputs = 64, 64
+    """Tiles of few columns, and parts of the inner dim of equal length."""
+    tiles = _in_parts(num_rows, num_outputs, num_inputs, COLUMNS)
+    if num_rows > WARPGROUP_ROWS:
+        return tiles
+    wide = _in_parts(num_rows, num_outputs, num_inputs, 2 * COLUMNS)
+    return wide if 2 * tiles.parts <= wide.parts <= MOST_PARTS else tiles
+
+
+def _in_parts(num_rows: int, num_outputs: int, num_inputs: int, columns: int) -> WarpTiles:
     column_tiles = -(-num_outputs // columns)
     of_two = -(-num_rows // (2 * WARPGROUP_ROWS)) * column_tiles
     warpgroups = 2 if num_rows > WARPGROUP_ROWS and of_two >= LEAST_TILES else 1
-    num_tiles = -(-num_rows // (warpgroups * WARPGROUP_ROWS)) * column_tiles
-    steps = -(-num_inputs // inputs)
+    rows = warpgroups * WARPGROUP_ROWS
+    num_tiles = -(-num_rows // rows) * column_tiles
+    steps = -(-num_inputs // INPUTS)
     most_parts = max(1, min(MOST_PROGRAMS // num_tiles, steps))
     parts = next(parts for parts in range(most_parts, 0, -1) if steps % parts == 0)
-    return WarpTiles(warpgroups, columns, inputs, 12 if warpgroups == 1 else 8, parts=parts)
+    stages = BYTES_ON_CHIP // ((rows + columns) * INPUTS * 2)
+    return WarpTiles(warpgroups, columns, INPUTS, stages, parts=parts, is_light=True)
 
 
 @impl(linear_add_rms_norm, provider="gluon", device="cuda", accepts=_accepts)
@@ -87,10 +112,7 @@ def linear_add_rms_norm_in_parts(
 ) -> torch.Tensor:
     """Two kernels. The kernel in front on the stream must write neither weight."""
     tiles = tiles_in_parts(x_NK.shape[0], weight_MK.shape[0], x_NK.shape[1])
-    num_warps = 8 if weight_MK.shape[0] <= SMALL_HIDDEN else 4
-    return launch_linear_add_rms_norm(
-        x_NK, weight_MK, residual_NM, norm_weight_M, eps, tiles, num_warps
-    )
+    return launch_linear_add_rms_norm(x_NK, weight_MK, residual_NM, norm_weight_M, eps, tiles)
 
 
 def launch_linear_add_rms_norm(
@@ -100,7 +122,6 @@ def launch_linear_add_rms_norm(
     norm_weight_M: torch.Tensor,
     eps: float,
     tiles: WarpTiles,
-    num_warps: int,
 ) -> torch.Tensor:
     """See `xgr_runtime.hal.ops.linear.linear_add_rms_norm`; raises ValueError for a dtype or strides it cannot take.
 
@@ -124,9 +145,8 @@ def launch_linear_add_rms_norm(
         S=tiles.parts,
         M=size,
         M_PAD=next_power_of_two(size),
-        TILE_ROWS=1,
         IS_DEPENDENT=True,
-        num_warps=num_warps,
+        num_warps=SUM_WARPS,
         launch_pdl=True,
     )
     return out_NM

@@ -12,20 +12,20 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def _sum_of_parts(parts_ptr, place_RM, part_size, is_used_RM, S: tl.constexpr):
-    """fp32, in order of the parts."""
-    sum_RM = tl.load(parts_ptr + place_RM, mask=is_used_RM, other=0.0)
-    for s in tl.static_range(1, S):
-        sum_RM += tl.load(parts_ptr + s * part_size + place_RM, mask=is_used_RM, other=0.0)
-    return sum_RM
-
-
-@triton.jit
 def _normalised(x_RM, weight_M, eps, M: tl.constexpr, dtype: tl.constexpr):
     """Rows of x (fp32, zero behind M) normalised, rounded to dtype, weighted and rounded again; weight is fp32."""
     mean_R = tl.sum(x_RM * x_RM, axis=1) / M
     scaled_RM = (x_RM * tl.rsqrt(mean_R + eps)[:, None]).to(dtype).to(tl.float32)
     return (scaled_RM * weight_M[None, :]).to(dtype)
+
+
+@triton.jit
+def _row(row_ptr, m_M, M: tl.constexpr, M_PAD: tl.constexpr):
+    """M elements and zeros behind them; without masks where there is nothing behind."""
+    if M == M_PAD:
+        return tl.load(row_ptr + m_M)
+    else:
+        return tl.load(row_ptr + m_M, mask=m_M < M, other=0.0)
 
 
 @triton.jit
@@ -39,26 +39,36 @@ def add_parts_rms_norm_kernel(
     S: tl.constexpr,
     M: tl.constexpr,
     M_PAD: tl.constexpr,
-    TILE_ROWS: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
-    """residual += the sum over s of parts[s], rounded; out = rms_norm of the new residual. All are contiguous."""
+    """residual += the sum over s of parts[s], rounded; out = rms_norm of the new residual. All are contiguous.
+
+    A program for each row. All of its loads start before the first addition.
+    """
     if IS_DEPENDENT:
         gdc_launch_dependents()
     dtype = out_ptr.dtype.element_ty
     m_M = tl.arange(0, M_PAD)
-    weight_M = tl.load(weight_ptr + m_M, mask=m_M < M, other=0.0).to(tl.float32)
-    row_R = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
-    is_used_RM = (row_R[:, None] < num_rows) & (m_M[None, :] < M)
-    place_RM = row_R[:, None] * M + m_M[None, :]
+    is_used_M = None if M == M_PAD else m_M < M
+    weight_M = _row(weight_ptr, m_M, M, M_PAD).to(tl.float32)
+    first = tl.program_id(0) * M
     if IS_DEPENDENT:
         gdc_wait()
-    residual_RM = tl.load(residual_ptr + place_RM, mask=is_used_RM, other=0.0)
-    sum_RM = _sum_of_parts(parts_ptr, place_RM, num_rows * M, is_used_RM, S)
-    new_RM = (sum_RM + residual_RM.to(tl.float32)).to(dtype)
-    tl.store(residual_ptr + place_RM, new_RM, mask=is_used_RM)
-    out_RM = _normalised(new_RM.to(tl.float32), weight_M, eps, M, dtype)
-    tl.store(out_ptr + place_RM, out_RM, mask=is_used_RM)
+    residual_M = _row(residual_ptr + first, m_M, M, M_PAD)
+    parts = ()
+    for s in tl.static_range(S):
+        part_M = _row(parts_ptr + s * (num_rows * M) + first, m_M, M, M_PAD)
+        parts += (part_M,)  # type: ignore[assignment]  # they grow
+    tl.debug_barrier()
+    sum_M = parts[0]  # type: ignore[misc]
+    for s in tl.static_range(1, S):
+        sum_M += parts[s]
+    new_M = (sum_M + residual_M.to(tl.float32)).to(dtype)
+    tl.store(residual_ptr + first + m_M, new_M, mask=is_used_M)
+    new_M = new_M.to(tl.float32)
+    inverse = tl.rsqrt(tl.sum(new_M * new_M, axis=0) / M + eps)
+    scaled_M = (new_M * inverse).to(dtype).to(tl.float32)
+    tl.store(out_ptr + first + m_M, (scaled_M * weight_M).to(dtype), mask=is_used_M)
 
 
 @triton.jit(do_not_specialize=["num_rows"])

@@ -9,6 +9,8 @@ On one H200, us, bf16, beside the library's product and the activation behind it
 | 512 / 1,024 | 12.6 and 15.3 / 20.7 and 25.3 | 38.7 and 42.5 / 69.8 and 79.8 |
 | 4,096 / 8,192 | 73.0 and 91.8 / 143 and 188 | 272 and 296 / 590 and 643 |
 | 40,000 | 673 and 836 | 2,972 and 3,222 |
+
+Of hidden size 2,048, tiles of 48 columns take a layer of 128 rows from 55.2 us to 54.6, of 32 rows from 44.7 to 44.3.
 """
 
 from typing import TYPE_CHECKING
@@ -28,6 +30,13 @@ if TYPE_CHECKING:
     import torch
 
 FEW_ROWS = WarpTiles(1, 64, 64, 8)
+# Of few rows, the weight's time counts: these where they are one for nearly every core, by warpgroups. Their threads leave
+# registers for the small kernel behind.
+A_TILE_A_CORE = {
+    1: WarpTiles(1, 32, 64, 10, more=16, is_light=True),
+    2: WarpTiles(2, 32, 64, 7, more=16, is_light=True),
+}
+MOST_CORES = NUM_CORES * 3 // 4
 COLUMNS_OF_ROWS = (
     16  # what bringing the rows of a tile costs, in columns; orders all tiles as measured
 )
@@ -44,8 +53,13 @@ def _accepts(spec: OpSpec) -> str | None:
 
 
 def gated_tiles(num_rows: int, num_features: int) -> WarpTiles:
-    """Those that the cores are through with first: waves of tiles times what a tile takes."""
-    if num_rows <= WARPGROUP_ROWS:
+    """Those that the cores are through with first: of many rows, by waves of tiles times what a tile takes."""
+    warpgroups = -(-num_rows // WARPGROUP_ROWS)
+    if warpgroups in A_TILE_A_CORE:
+        tiles = A_TILE_A_CORE[warpgroups]
+        if MOST_CORES <= -(-num_features // (tiles.columns + tiles.more)) <= NUM_CORES:
+            return tiles
+    if warpgroups == 1:
         return FEW_ROWS
 
     def time(tiles: WarpTiles) -> int:

@@ -21,6 +21,8 @@ DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 NUM_CORES = 132  # of an H100 or H200; one program each
 WARPGROUP_ROWS = 64
 REGISTERS = 232  # a thread of the second warpgroup; the first gets what is left
+# Of a product that leaves room on its core for a small kernel: a thread's at the start, then of the second warpgroup.
+FEWER_REGISTERS = {"maxnreg": 128, "NUM_REGISTERS": 168}
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class WarpTiles:
     warpgroups: 1 or 2, a tile has 64 rows for each. columns: of a tile of the result, a power of two; gated ones take so many
     of the gate and as many of up. inputs: of a tile, 64 or 128. stages: tiles of inputs on the chip. group: row tiles that
     share the cache. parts: into how many the inner dim is cut where the result is parts. more: columns of a tile beside those,
-    a power of two or 0.
+    a power of two or 0. is_light: the kernel behind may wait on the same cores, if it is small.
     """
 
     warpgroups: int
@@ -40,6 +42,7 @@ class WarpTiles:
     group: int = 8
     parts: int = 1
     more: int = 0
+    is_light: bool = False
 
 
 def why_warps_refused(spec: OpSpec, *row_names: str) -> str | None:
@@ -132,10 +135,15 @@ def _launch(
         GROUP=tiles.group,
         IS_GATED=is_gated,
         **squares_sizes(norm),
-        NUM_REGISTERS=REGISTERS,
+        **register_options(tiles.is_light),
         num_warps=4,
         launch_pdl=True,  # starts before the kernel in front of it has ended
     )
+
+
+def register_options(is_light: bool) -> dict[str, int]:
+    """Options of a launch."""
+    return FEWER_REGISTERS if is_light else {"NUM_REGISTERS": REGISTERS}
 
 
 def squares_sizes(norm: Outstanding | None) -> dict[str, int]:

@@ -109,7 +109,7 @@ def _check_behind_products(report: Report) -> None:
         parts_SNM = torch.stack([x @ weight.T for x, weight in zip(*slices, strict=True)])
         out_NM = torch.empty_like(residual_NM)
         num_rows, size = residual_NM.shape
-        sizes = {"S": NUM_PARTS, "M": size, "M_PAD": next_power_of_two(size), "TILE_ROWS": 1}
+        sizes = {"S": NUM_PARTS, "M": size, "M_PAD": next_power_of_two(size)}
         arrays = (parts_SNM, residual_NM, norm_weight_M, out_NM)
         kernel = kernels.add_parts_rms_norm_kernel
         kernel[(num_rows,)](*arrays, num_rows, eps, **sizes, IS_DEPENDENT=False)
