@@ -1,6 +1,6 @@
-"""Products of queries, keys and values that end rotated and stored: one kernel. T packed tokens or beam rows, M inputs.
+"""Products of queries, keys and values that end rotated and stored: one kernel, or two where rows are few and inputs many.
 
-X = Q + 2 G heads: Q queries, G keys, G values; D head dim.
+T packed tokens or beam rows, M inputs, X = Q + 2 G heads: Q queries, G keys, G values; D head dim.
 
 On one H200, us, bf16, 16 queries and 8 keys of 128, beside the library's product and the rotation and stores behind it:
 
@@ -36,6 +36,7 @@ from .matmul_warp import (
     why_warps_refused,
 )
 from .qkv_kernels import qkv_kernel
+from .qkv_parts import is_faster_in_parts, launch_qkv_in_parts
 
 HEAD_DIMS = (64, 128)
 LEAST_ROWS = 32  # fewer are without figures
@@ -103,7 +104,7 @@ def linear_rope_write_pages_by_warps(
     v_pages: torch.Tensor,
     slot_T: torch.Tensor,
 ) -> torch.Tensor:
-    """The product stays on the chip. The kernel in front on the stream must not write weight or norms."""
+    """The kernel in front on the stream must not write weight or norms."""
     slots = k_pages.flatten(0, 1), v_pages.flatten(0, 1)
     norms = q_norm_D, k_norm_D, eps
     return launch_qkv(x_TM, weight_OM, *norms, cos_TD, sin_TD, *slots, slot_T)
@@ -156,7 +157,7 @@ def launch_qkv(
         k_slots: [slots, G, D], any stride over slots, dtype of x; MUTATED.
         v_slots: like k_slots; MUTATED.
         slot_T: int32 or int64 [T]. Rows that name the same slot overwrite each other, in any order.
-        tiles: None chooses.
+        tiles: of the one kernel; None chooses, the two of `qkv_parts` where nothing is outstanding too.
         norm: what the rows of x lack, with the same eps; M is then a multiple of 64.
 
     Returns:
@@ -169,9 +170,13 @@ def launch_qkv(
     num_rows, num_inputs = x_TM.shape
     num_kv_heads, head_dim = k_slots.shape[1:]
     num_heads = weight_OM.shape[0] // head_dim - 2 * num_kv_heads
-    q_TQD = x_TM.new_empty((num_rows, num_heads, head_dim))
     if num_rows == 0:
-        return q_TQD
+        return x_TM.new_empty((num_rows, num_heads, head_dim))
+    is_own_choice = tiles is None and norm is None
+    if is_own_choice and is_faster_in_parts(num_rows, num_inputs, weight_OM.shape[0]):
+        norms, angles = (q_norm_D, k_norm_D, eps), (cos_TD, sin_TD)
+        return launch_qkv_in_parts(x_TM, weight_OM, *norms, *angles, k_slots, v_slots, slot_T)
+    q_TQD = x_TM.new_empty((num_rows, num_heads, head_dim))
     tiles = tiles or head_tiles(num_rows, num_heads, num_kv_heads)
     tile_rows, tile_columns = tiles.warpgroups * WARPGROUP_ROWS, tiles.heads * head_dim
     num_tiles = -(-num_rows // tile_rows) * (weight_OM.shape[0] // tile_columns)

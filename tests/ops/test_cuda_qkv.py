@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from xgr_runtime.hal.registry import Impl
 
 on_gpu = pytest.mark.device("cuda")
-SIZE, NUM_HEADS, NUM_KV_HEADS, DIM, EPS = 256, 4, 2, 128, 1e-6
+NUM_HEADS, NUM_KV_HEADS, DIM, EPS = 4, 2, 128, 1e-6
+FEW_INPUTS, MANY_INPUTS = 256, 2048  # the latter are summed in parts where rows are few
 NUM_LAYERS, NUM_REPLAYS = 4, 50
 
 
@@ -41,11 +42,11 @@ def normal(seed: int, *shape: int, scale: float = 1.0) -> torch.Tensor:
 class Layers:
     """Each layer's input, angles and slots are written right in front of its projections, over those of the one before."""
 
-    def __init__(self, num_rows: int) -> None:
+    def __init__(self, num_rows: int, size: int) -> None:
         outputs = (NUM_HEADS + 2 * NUM_KV_HEADS) * DIM
-        self.weight = normal(1, outputs, SIZE, scale=SIZE**-0.5)
+        self.weight = normal(1, outputs, size, scale=size**-0.5)
         self.norms = [1 + normal(seed, DIM, scale=0.1) for seed in (2, 3)]
-        self.sources = [normal(10 + i, num_rows, SIZE) for i in range(NUM_LAYERS)]
+        self.sources = [normal(10 + i, num_rows, size) for i in range(NUM_LAYERS)]
         self.angles = [
             normal(20 + i, num_rows, DIM // 2).float().repeat(1, 2) * 30 for i in range(NUM_LAYERS)
         ]
@@ -77,9 +78,17 @@ class Layers:
 
 
 @on_gpu
-@pytest.mark.parametrize("num_rows", [1, 40, 128, 300, 5000])
-def test_early_starts_read_what_was_written_right_before(num_rows: int, device: Device) -> None:
-    layers, held, own = Layers(num_rows), list[torch.Tensor](), found().fn
+@pytest.mark.parametrize(
+    ("num_rows", "size"),
+    [
+        *((rows, FEW_INPUTS) for rows in (1, 40, 128, 300, 5000)),
+        *((rows, MANY_INPUTS) for rows in (1, 40, 128)),
+    ],
+)
+def test_early_starts_read_what_was_written_right_before(
+    num_rows: int, size: int, device: Device
+) -> None:
+    layers, held, own = Layers(num_rows, size), list[torch.Tensor](), found().fn
     apart = layers.run(own, torch.cuda.synchronize)
     tolerance = TOLERANCES[torch.bfloat16]
     expected = layers.run(linear_rope_write_unshared_kv.reference, lambda: None)

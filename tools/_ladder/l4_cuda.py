@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import torch
 
 from xgr_runtime.conformance.op_cases import GENERATORS
 from xgr_runtime.conformance.parity import check_provider
+from xgr_runtime.conformance.qkv_cases import to_pages, to_rows
 from xgr_runtime.hal.cpu import CpuDevice
 from xgr_runtime.hal.registry import all_ops
 
@@ -46,6 +48,8 @@ OLDEST_OF_GPUS = (3, 4)
 NEEDS_NEWER = ("rope_write_shared_kv", "rope_write_unshared_kv", "select_beams")
 NUM_PARTS = 3  # of the inner dim
 NORM_ROWS = 4  # that a program normalises
+# rows, inputs, query heads, KV heads, head dim: four heads a program, and one
+HEAD_SHAPES = {"even": (9, 24, 8, 4, 16), "odd": (5, 64, 3, 1, 128)}
 # by address and by descriptor; they know 16-bit numbers alone
 PRODUCTS = (
     ("head_logsumexp", "triton"),
@@ -84,6 +88,7 @@ def check_cuda(report: Report) -> None:
         for op_name, provider in PRODUCTS:
             _check(op_name, torch.float16, report, provider)
         _check_behind_products(report)
+        _check_behind_heads(report)
     chosen = attention.tiles_for
     attention.tiles_for = lambda *_: attention.HistoryTiles(*SMALL_TILES)
     try:
@@ -105,8 +110,7 @@ def _check_behind_products(report: Report) -> None:
         norm_weight_M: torch.Tensor,
         eps: float,
     ) -> torch.Tensor:
-        slices = [matrix.float().tensor_split(NUM_PARTS, 1) for matrix in (x_NK, weight_MK)]
-        parts_SNM = torch.stack([x @ weight.T for x, weight in zip(*slices, strict=True)])
+        parts_SNM = _product_in_parts(x_NK, weight_MK)
         out_NM = torch.empty_like(residual_NM)
         num_rows, size = residual_NM.shape
         sizes = {"S": NUM_PARTS, "M": size, "M_PAD": next_power_of_two(size)}
@@ -136,6 +140,44 @@ def _check_behind_products(report: Report) -> None:
             _check_function("linear_add_rms_norm", what, function, dtype, report)
 
 
+def _product_in_parts(x_NK: torch.Tensor, weight_OK: torch.Tensor) -> torch.Tensor:
+    slices = [matrix.float().tensor_split(NUM_PARTS, 1) for matrix in (x_NK, weight_OK)]
+    return torch.stack([x @ weight.T for x, weight in zip(*slices, strict=True)])
+
+
+def _check_behind_heads(report: Report) -> None:
+    """Likewise of queries, keys and values."""
+    launch: Any = import_module("xgr_ops.cuda.qkv_parts").launch_parts_rope_write
+
+    def to_slots(k: str, v: str, args: dict[str, Any]) -> torch.Tensor:
+        """args: the op's, in order; those named k and v become slots."""
+        position = args.pop("position", None)
+        slots = (
+            args[name].flatten(0, 1) if position is None else args[name][:, position]
+            for name in (k, v)
+        )
+        x, weight, *norms_and_angles, _, _, slot = args.values()
+        parts = _product_in_parts(x, weight)
+        q_TQD: torch.Tensor = launch(
+            parts, *norms_and_angles, *slots, slot, {"IS_DEPENDENT": False}
+        )
+        return q_TQD
+
+    def pages_of_parts(**args: Any) -> torch.Tensor:
+        return to_slots("k_pages", "v_pages", args)
+
+    def rows_of_parts(**args: Any) -> torch.Tensor:
+        return to_slots("k_rows", "v_rows", args)
+
+    for dtype in DTYPES:
+        for op_name, function, cases in (
+            ("linear_rope_write_shared_kv", pages_of_parts, to_pages),
+            ("linear_rope_write_unshared_kv", rows_of_parts, to_rows),
+        ):
+            shaped = partial(cases, shapes=HEAD_SHAPES)
+            _check_function(op_name, "sum of parts", function, dtype, report, shaped)
+
+
 def _check_too_many_places(report: Report) -> None:
     """Rows x codes that an entry of the selection cannot tell apart are refused; the rows are one row's memory."""
     args = next(GENERATORS["select_beams"](torch.float32)).args
@@ -159,11 +201,17 @@ def _check(op_name: str, dtype: torch.dtype, report: Report, provider: str = PRO
 
 
 def _check_function(
-    op_name: str, provider: str, fn: Callable[..., Any], dtype: torch.dtype, report: Report
+    op_name: str,
+    provider: str,
+    fn: Callable[..., Any],
+    dtype: torch.dtype,
+    report: Report,
+    generator: Callable[[torch.dtype], Iterator[OpCase]] | None = None,
 ) -> None:
+    """generator: None takes the op's own cases."""
 
     def cases(dtype: torch.dtype) -> Iterator[OpCase]:
-        for case in GENERATORS[op_name](dtype):
+        for case in (generator or GENERATORS[op_name])(dtype):
             if not any(part in case.label for part in SLOW_CASES):
                 yield case
 

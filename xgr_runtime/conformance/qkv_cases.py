@@ -1,7 +1,7 @@
 """Cases of the ops that project a layer's input, rotate and store in one.
 
 Beside the shapes of `rope_write_cases`: heads of 64 and 128 with as many rows as fill tiles of a GPU and do not, inputs that
-fill no tile, odd and even numbers of heads.
+fill no tile and so many that they are summed in parts, odd and even numbers of heads.
 """
 
 import itertools
@@ -24,6 +24,8 @@ SHAPES: Mapping[str, Shape] = {
     "in three tiles": (300, 200, 4, 2, 128),
     "odd heads in tiles": (131, 128, 5, 3, 128),
     "in many tiles": (1030, 72, 8, 4, 64),
+    "many inputs of few rows": (40, 2048, 4, 2, 128),
+    "many inputs of a tile": (98, 2048, 3, 1, 64),
 }
 NUM_PADDING = 2
 PAGE_SIZE = 16
