@@ -21,7 +21,7 @@ pytestmark = pytest.mark.e2e
 # Where a folder of the checkout lies in the wheel, and the endings of what is in it.
 CONTENT = {
     "xgr_runtime/": ("xgr_runtime/", (".py", ".pyi", "py.typed", "conformance/vectors.json")),
-    "ops/": ("xgr_ops/", (".py", ".cu", "ascend/FIRST_DAY.md", "ascend/README.md")),
+    "ops/": ("xgr_ops/", (".py", "ascend/FIRST_DAY.md", "ascend/README.md")),
     "configs/": ("xgr_runtime/configs/", ("",)),
     "proto/": ("xgr_runtime/proto/", (".py", ".proto")),
     "tools/demo/": ("xgr_runtime/demo/", (".py",)),

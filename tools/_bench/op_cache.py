@@ -52,11 +52,6 @@ def linear_rope_write_shared(place: Place, inputs: int) -> OpWork:
     return _with_product(_paged(place, heads_of(place)), inputs)
 
 
-def linear_rope_write_unshared(place: Place, inputs: int, count: int) -> OpWork:
-    """The product of so many inputs whose keys and values go to the rows of so many beams."""
-    return _with_product(_Rows(place, heads_of(place), count), inputs)
-
-
 @dataclass(frozen=True)
 class _Paged:
     """Tokens of histories, stored in pages."""

@@ -1,7 +1,6 @@
 """Pairs of products around the residual stream: a call of the second product with the first one in front.
 
-Rows: 128, the beams of a small search or few new tokens; 1,024 and 8,192, the tokens of one history and of eight. Pages take
-those of eight alone, and rows of own tokens those of the search.
+Rows: 1,024 and 8,192, the tokens of one history and of eight; pages take those of eight alone.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tools._bench.floor import SHAPES
-from tools._bench.op_cache import linear_rope_write_shared, linear_rope_write_unshared
+from tools._bench.op_cache import linear_rope_write_shared
 from tools._bench.op_products import EPS, TINY, linear_silu
 from tools._bench.op_work import OpWork, Place
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from xgr_runtime.conformance.op_case import OpCase
 
-ROWS = (128, 1024, 8192)
+ROWS = (1024, 8192)
 
 
 def works(place: Place) -> Iterator[OpWork]:
@@ -34,10 +33,6 @@ def works(place: Place) -> Iterator[OpWork]:
             yield _pair(place, second, names, (rows, heads, hidden))
         second, rows = linear_rope_write_shared(place, hidden), 10 if place.is_tiny else ROWS[-1]
         names = {"x_TM": "x_TK", "residual": "residual_TM", "weight_OM": "qkv_weight_OM"}
-        yield _pair(place, second, names, (rows, shape.intermediate_size, hidden))
-        rows = 5 if place.is_tiny else ROWS[0]
-        second = linear_rope_write_unshared(place, hidden, rows)
-        names = {"x_NM": "x_NK", "residual": "residual_NM", "weight_OM": "qkv_weight_OM"}
         yield _pair(place, second, names, (rows, shape.intermediate_size, hidden))
 
 
@@ -64,7 +59,7 @@ def _pair(
             return {**case.view(dict(args), result), residual_name: args[residual_name]}
 
         written = (*case.mutates, residual_name)
-        dims = {**case.dims, "M": hidden}
+        dims = {**case.dims, "T": rows, "M": hidden}
         return replace(case, args={**args, **added}, dims=dims, mutates=written, view=view)
 
     # the second product's rows are neither written nor read; the stream is both

@@ -7,7 +7,6 @@ from importlib import import_module
 PROVIDER_MODULES: dict[str, tuple[str, ...]] = {
     "cpu": ("xgr_ops.cpu.beam", "xgr_ops.cpu.attention", "xgr_ops.cpu.cache"),
     "cuda": (
-        "xgr_ops.cuda.cluster_stream",
         "xgr_ops.cuda.stream",
         "xgr_ops.cuda.qkv",
         "xgr_ops.cuda.layers",
