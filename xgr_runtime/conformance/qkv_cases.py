@@ -64,10 +64,16 @@ def to_pages(dtype: torch.dtype, shapes: Mapping[str, Shape]) -> Iterator[OpCase
 
 
 def linear_rope_write_unshared_kv(dtype: torch.dtype) -> Iterator[OpCase]:
+    return to_rows(dtype, SHAPES)
+
+
+def to_rows(dtype: torch.dtype, shapes: Mapping[str, Shape]) -> Iterator[OpCase]:
+    """The cases of `linear_rope_write_unshared_kv` of these shapes."""
+
     def view(args: Args, result: Any) -> dict[str, torch.Tensor]:
         return {"result": result, "k_rows": args["k_rows"][:-1], "v_rows": args["v_rows"][:-1]}
 
-    for (label, shape), position in itertools.product(SHAPES.items(), (0, 2)):
+    for (label, shape), position in itertools.product(shapes.items(), (0, 2)):
         rows, _, _, kv_heads, dim = shape
         slots = np.random.default_rng(42).permutation(rows + 3)[:rows]
         dummy = rows + 3
