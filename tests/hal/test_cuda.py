@@ -145,7 +145,7 @@ def test_a_capture_that_failed_leaves_room_for_the_next(device: Device) -> None:
     stream = torch.cuda.current_stream()
 
     def wait() -> None:
-        assert x.tolist()
+        assert x[x > 0].shape  # the host has to know how many
 
     def add_one() -> None:
         x.add_(1)

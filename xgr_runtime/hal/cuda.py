@@ -216,10 +216,7 @@ class CudaDevice:
     def missing_kernels(self, name: str, fn: Callable[[], None]) -> Sequence[Kernel]:
         """By a capture that is thrown away."""
         self._prepare()
-        with warnings.catch_warnings():
-            # Where every kernel is still to be compiled, none is recorded.
-            warnings.filterwarnings("ignore", "The CUDA Graph is empty", UserWarning)
-            _, missing = self._record(fn, is_kept=False)
+        _, missing = self._record(fn, is_kept=False)
         return missing
 
     def _prepare(self) -> None:
@@ -243,12 +240,15 @@ class CudaDevice:
         with (
             self._lock,
             no_collection(),
+            warnings.catch_warnings(),
             noted as missing,
             self._capture_may_fail(),
             torch.cuda.graph(
                 graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
             ),
         ):
+            # Where every kernel is still to be compiled, none is recorded.
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty", UserWarning)
             fn()
         return graph, tuple(missing)
 
