@@ -28,6 +28,8 @@ class Counted:
     device: CompilingDevice = field(compare=False, repr=False)
 
     def make_ready(self) -> None:
+        self.device.is_asked_to_compile.set()
+        assert self.device.may_compile.wait(30)
         if self.name == self.device.broken:
             raise RuntimeError(f"{self.name} needs more registers than there are")
         with self.device.lock:
@@ -43,6 +45,9 @@ class CompilingDevice(StrictDevice):
         super().__init__()
         self.events: list[tuple[str, str]] = []
         self.lock = threading.Lock()
+        self.may_compile = threading.Event()
+        self.may_compile.set()
+        self.is_asked_to_compile = threading.Event()
         self.broken = ""
         self.search_error: Exception | None = None
 
@@ -119,3 +124,44 @@ def test_what_cannot_be_searched_is_captured_all_the_same(
         assert engine.worker.graphs.num_graphs == len(of_kind(device, "captured")) > 0
     (warning,) = [line for line in caplog.messages if "one after the other" in line]
     assert "no room for a graph" in warning
+
+
+def test_a_load_whose_kernels_failed_finds_them_again(
+    versions_model: Path, versions: Versions, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When the version is activated, which makes up for the captures; else those would compile them one by one."""
+    device = CompilingDevice()
+    with make_engine(version_config(versions_model, versions), device) as engine:
+        number = len(of_kind(device, "searched"))
+        device.broken = f"of segment {number + 1}"
+        engine.load_catalog("main", versions.path(2))
+        assert "catalogue main: version v2 lacks graphs" in caplog.messages
+        failed = of_kind(device, "searched")[number:]
+        device.broken = ""
+        num_events = len(device.events)
+        engine.activate_catalog("main", "v2")
+        again = device.events[num_events:]
+        assert_is_version(ask(engine), 2, versions)
+    kinds = [kind for kind, _ in again]
+    assert [name for kind, name in again if kind == "searched"] == failed
+    assert kinds == sorted(kinds, key=["searched", "compiled", "captured"].index)
+
+
+def test_batches_run_while_kernels_of_a_load_are_compiled(
+    versions_model: Path, versions: Versions
+) -> None:
+    device = CompilingDevice()
+    with make_engine(version_config(versions_model, versions), device) as engine:
+        device.may_compile.clear()
+        device.is_asked_to_compile.clear()
+        load = threading.Thread(target=engine.load_catalog, args=("main", versions.path(2)))
+        load.start()
+        assert device.is_asked_to_compile.wait(30)
+        for _ in range(3):
+            assert_is_version(ask(engine), 1, versions)
+        assert load.is_alive()
+        device.may_compile.set()
+        load.join(30)
+        assert not load.is_alive()
+        engine.activate_catalog("main", "v2")
+        assert_is_version(ask(engine), 2, versions)

@@ -229,7 +229,7 @@ def version_config(folder: Path, versions: Versions) -> RuntimeConfig:
         scheduler=SchedulerConfig(
             max_batch_histories=1, max_batch_rows=600, max_batch_tokens=16, max_wait_ms=0.0
         ),
-        cache=CacheConfig(prefix_cache=False),  # hence no graph of copies
+        cache=CacheConfig(prefix_cache=False),
         buckets=BucketsConfig(rows=(64,), normalizations=()),
         allow_reference=True,
     )

@@ -224,7 +224,7 @@ class CudaDevice:
         self._default.synchronize()
         if not self._has_products:
             with torch.cuda.stream(self._stream):
-                for dtype in (torch.float32, torch.bfloat16):
+                for dtype in (torch.float32, torch.float16, torch.bfloat16):
                     one = torch.zeros((16, 16), dtype=dtype, device=self.torch_device)
                     torch.mm(one, one)
                 torch.mm(one, one, out_dtype=torch.float32)

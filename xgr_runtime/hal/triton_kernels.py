@@ -8,6 +8,7 @@ Beside the kernel itself Triton builds a launcher with the C compiler for every 
 neither is allowed while a graph is captured, so `make_ready` does both.
 """
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ import torch
 
 from xgr_runtime.hal.device import Kernel
 from xgr_runtime.hal.kernels import is_noting, note, noting
+
+_HOOK_LOCK = threading.Lock()  # Triton has one hook for all devices
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ def missing_kernels(device: torch.device) -> Iterator[dict[Kernel, None]]:
         with noting() as found:
             yield found
         return
-    before = knobs.runtime.jit_cache_hook
+    before: Any = None
 
     def hook(**told: Any) -> bool | None:
         if before is not None and before(**told):
@@ -71,9 +74,11 @@ def missing_kernels(device: torch.device) -> Iterator[dict[Kernel, None]]:
         data = compiled["specialization_data"]
         return note(TritonKernel(told["fn"].name, told["key"], function, data, device))
 
-    knobs.runtime.jit_cache_hook = hook
-    try:
-        with noting() as found:
-            yield found
-    finally:
-        knobs.runtime.jit_cache_hook = before
+    with _HOOK_LOCK:
+        before = knobs.runtime.jit_cache_hook
+        knobs.runtime.jit_cache_hook = hook
+        try:
+            with noting() as found:
+                yield found
+        finally:
+            knobs.runtime.jit_cache_hook = before

@@ -22,6 +22,7 @@ from xgr_runtime.xschedule.batch import Batch, BatchOutput
 from xgr_runtime.xschedule.engine_parts import build_parts
 from xgr_runtime.xschedule.forecast import LEAD_S, Forecast
 from xgr_runtime.xschedule.in_flight import InFlight, Issued, Running
+from xgr_runtime.xschedule.kernel_search import STEP_S
 from xgr_runtime.xschedule.request import RequestState, settle
 from xgr_runtime.xschedule.results import build_result
 from xgr_runtime.xschedule.scheduler import Scheduled, fail_expired
@@ -98,8 +99,11 @@ class EngineLoop:
                 self._fail(error)
 
     def _capture_more(self) -> None:
-        """One step of the captures that somebody waits for, with no batch on the way."""
+        """One step of the captures that somebody waits for, with no batch on the way but while kernels are compiled."""
         if not self.warm_up.is_pending:
+            return
+        if self.warm_up.is_compiling:
+            self.warm_up.step(0.0)
             return
         while self._in_flight:
             self._complete(self._in_flight.take())
@@ -120,8 +124,12 @@ class EngineLoop:
                 if scheduled is not None:
                     self._running.add(scheduled)
                     return scheduled
-                if not self.warm_up.is_pending:
-                    self._wake.wait(self._scheduler.wait_s(now) if is_idle else self._poll_s(now))
+                wait_s = self._scheduler.wait_s(now) if is_idle else self._poll_s(now)
+                if self.warm_up.is_compiling:
+                    wait_s = STEP_S if wait_s is None else min(wait_s, STEP_S)
+                    self._wake.wait(wait_s)
+                elif not self.warm_up.is_pending:
+                    self._wake.wait(wait_s)
         fail_expired(expired, time.monotonic(), lambda state, error: settle(state.future, error))
         return None
 

@@ -93,7 +93,7 @@ class GraphRunner:
         self._wanted: Callable[[Segment], bool] | None = _everything
         self._eager_names: set[str] = set()
         self._found: dict[Kernel, None] | None = None
-        self._searched_keys: set[Hashable] = set()
+        self._searched_slots: dict[Hashable, int | None] = {}  # by the segment's key
         self.num_captures = 0
         self.num_eager = 0
         self.num_bytes = 0
@@ -121,13 +121,18 @@ class GraphRunner:
     def finding(self, found: dict[Kernel, None]) -> Iterator[None]:
         """While it lasts nothing is run: kernels that segments without a graph have yet to compile go into `found`.
 
-        Each segment is searched once in the lifetime of the runner. Between batches.
+        Each segment is searched once, until `forget_searches`. Between batches.
         """
         self._found = found
         try:
             yield
         finally:
             self._found = None
+
+    def forget_searches(self) -> None:
+        """What has been found was not compiled: it is to be found again."""
+        with self._lock:
+            self._searched_slots.clear()
 
     @property
     def is_closed(self) -> bool:
@@ -141,6 +146,8 @@ class GraphRunner:
 
     def run(self, segments: Sequence[Segment]) -> list[Timer]:
         """Run or replay one part of a plan: the prefill, or all rounds of a group. Returns the timers it records into.
+
+        While kernels are searched (`finding`) nothing runs, and the timers are without points.
 
         A capture may run its segment, and a round moves KV in place: running one twice is not running it once. So all
         missing segments are captured first, and then the whole part is replayed from its start, which resets what its
@@ -186,6 +193,8 @@ class GraphRunner:
         with self._device.sharing(), self._lock:
             for key in [k for k, found in self._graphs.items() if found.slot_index == slot_index]:
                 del self._graphs[key]
+            for key in [k for k, slot in self._searched_slots.items() if slot == slot_index]:
+                del self._searched_slots[key]
             self.dropped_slots.discard(slot_index)
 
     def _find(self, segment: Segment) -> _Captured | None:
@@ -199,12 +208,13 @@ class GraphRunner:
         return self._capture(segment) if self._wanted(segment) else None
 
     def _find_kernels(self, segment: Segment, found: dict[Kernel, None]) -> None:
-        if segment.key in self._searched_keys or self.has_all([segment.key]):
+        if segment.key in self._searched_slots or self.has_all([segment.key]):
             return
-        self._searched_keys.add(segment.key)
         with self._device.segment(segment.name):
             segment.before_capture()
         found.update(dict.fromkeys(self._device.missing_kernels(segment.name, segment.run)))
+        with self._lock:
+            self._searched_slots[segment.key] = segment.slot_index
 
     def _capture(self, segment: Segment) -> _Captured:
         with self._device.segment(segment.name):

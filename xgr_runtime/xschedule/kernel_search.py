@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-STEP_S = 0.1  # of compiling, between which batches may run
+STEP_S = 0.1  # of waiting for compilers, where there is nothing else to do
 NUM_SLOWEST = 3  # kernels that the log names
 
 
 class KernelSearch:
-    """The kernels of a list of buckets. Steps belong to the thread that runs batches, with none on the way.
+    """The kernels of a list of buckets. Steps belong to the thread that runs batches, with none on the way but while compiling.
 
     run: runs a batch to its end. batches: by the names of their buckets.
     """
@@ -41,8 +41,16 @@ class KernelSearch:
         self._progress = Progress("finding kernels", len(batches))
         self._compilation: Compilation | None = None
 
-    def step(self) -> bool:
-        """Search one bucket, or compile for a while; False once all is compiled. Raises what a kernel that fails raises."""
+    @property
+    def is_compiling(self) -> bool:
+        """Whether all that is left is done by other threads."""
+        return self._compilation is not None
+
+    def step(self, wait_s: float = STEP_S) -> bool:
+        """Search one bucket, or see what has been compiled after `wait_s` at most; False once all is compiled.
+
+        Raises what a kernel that fails raises.
+        """
         if self._batches:
             self._search(*self._batches.popleft())
             return True
@@ -52,11 +60,12 @@ class KernelSearch:
                 return False
             self._progress = Progress("compiling kernels", len(self._found))
             self._compilation = Compilation(tuple(self._found))
-        return self._compile(self._compilation)
+        return self._compile(self._compilation, wait_s)
 
     def end(self) -> None:
-        """Begin nothing more; whatever the end is."""
+        """Begin nothing more: the search has come to no good end."""
         self._progress.finish()
+        self._graphs.forget_searches()
         if self._compilation is not None:
             self._compilation.cancel()
 
@@ -77,9 +86,9 @@ class KernelSearch:
                 exc_info=error,
             )
 
-    def _compile(self, compilation: Compilation) -> bool:
+    def _compile(self, compilation: Compilation, wait_s: float) -> bool:
         try:
-            is_done = compilation.wait(STEP_S)
+            is_done = compilation.wait(wait_s)
         except Exception:
             failed = compilation.failed
             logger.error("kernel %s failed to compile", failed.name if failed else "?")

@@ -38,7 +38,7 @@ from xgr_runtime.xschedule.batch import (
 from xgr_runtime.xschedule.buckets import PrefillBucket, RoundsBucket, SharedBucket
 from xgr_runtime.xschedule.catalogs import LoadedCatalog
 from xgr_runtime.xschedule.graph_runner import GraphRunner
-from xgr_runtime.xschedule.kernel_search import KernelSearch
+from xgr_runtime.xschedule.kernel_search import STEP_S, KernelSearch
 from xgr_runtime.xschedule.ladder import Ladder, captured_normalizations
 from xgr_runtime.xschedule.model_runner import ModelRunner, prefill_key
 from xgr_runtime.xschedule.progress import Progress
@@ -157,28 +157,38 @@ class WarmUp:
             _end_progress(ask)
             ask.future.set_exception(error)
 
-    def step(self) -> bool:
-        """Capture one bucket; False when there was none. Raises DeviceLost alone."""
+    @property
+    def is_compiling(self) -> bool:
+        """Whether the next step waits for other threads alone: batches may be on the way meanwhile."""
+        with self._lock:
+            ask = self._asks[0] if self._asks else None
+        return ask is not None and ask.search is not None and ask.search.is_compiling
+
+    def step(self, wait_s: float = STEP_S) -> bool:
+        """Search or capture one bucket, or see what has been compiled after `wait_s` at most; False when there was nothing to do.
+
+        Raises DeviceLost alone.
+        """
         with self._lock:
             ask = self._asks[0] if self._asks else None
         if ask is None:
             return False
         try:
-            self._step(ask)
+            self._step(ask, wait_s)
         except DeviceLost:
             raise
         except Exception as error:  # noqa: BLE001 - a kernel may raise anything, and who asked must hear of it
             self._finish(ask, error)
         return True
 
-    def _step(self, ask: _Ask) -> None:
+    def _step(self, ask: _Ask, wait_s: float) -> None:
         if not ask.has_begun:
             ask.has_begun = True
             ask.missing = self._that_fit(ask)
             ask.unlisted = deque(self._unlisted(ask.catalogs))
             ask.search = self._search(ask) if self._device.is_compiling else None
         if ask.search is not None:
-            if ask.search.step():
+            if ask.search.step(wait_s):
                 return
             ask.search = None
         if ask.progress is None:
