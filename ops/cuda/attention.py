@@ -1,7 +1,8 @@
 """Attention on NVIDIA GPUs: both history stages on the tensor cores, the beams' own tokens where they lie, one pass to merge.
 
 Lengths and row starts are the device's: the host's numbers are not read, so a captured graph replays with others.
-Tiles are for 228 KiB of shared memory a core (H100, H200); smaller ones are taken for longer heads and for fp32.
+Tiles are for 228 KiB of shared memory a core and keys in parts for as many cores as an H100 or H200 has: on other GPUs they are
+split a little more or less than best. Smaller tiles are taken for longer heads and for fp32.
 """
 
 from typing import TYPE_CHECKING
@@ -24,12 +25,12 @@ from ..triton.attention_kernels import merge_attention_states_kernel, unshared_a
 from ..triton.history_attention import HistoryTiles, OwnTokens, launch_history_attention
 from ..triton.history_attention_kernels import history_attention_kernel
 from ..triton.launch import why_dtype_refused
+from .hopper import NUM_CORES
 from .rules import LARGEST_ROW, RULES, why_row_refused
 
 if TYPE_CHECKING:
     import torch
 
-NUM_CORES = 132  # of an H100 or H200; elsewhere keys are split a little more or less than best
 LARGEST_HEAD = 256
 
 

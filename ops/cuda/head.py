@@ -18,16 +18,17 @@ from ..triton.head_kernels import head_logsumexp_kernel
 from ..triton.launch import DTYPES, why_dtype_refused
 from .descriptors import descriptor, why_descriptors_refused
 from .head_kernels import head_logsumexp_by_descriptor_kernel
+from .hopper import NUM_CORES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-NUM_CORES = 132  # of an H100 or H200; elsewhere the vocabulary is cut a little worse than best
 HALF = (torch.float16, torch.bfloat16)
 
 
 def _tiles(rows: int, vocab: int, size: int, warps: int, stages: int, per_core: int) -> HeadTiles:
     options = {"num_warps": warps, "num_stages": stages}
+    # on other GPUs than an H100 or H200 the vocabulary is cut a little worse than best
     return HeadTiles(rows, vocab, size, per_core * NUM_CORES, options=options)
 
 

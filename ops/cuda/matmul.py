@@ -18,13 +18,8 @@ from typing import TYPE_CHECKING
 from xgr_runtime.hal.ops.activation import linear_silu_mul
 from xgr_runtime.hal.registry import OpSpec, impl
 
-from .matmul_warp import (
-    NUM_CORES,
-    WARPGROUP_ROWS,
-    WarpTiles,
-    launch_warp_product,
-    why_warps_refused,
-)
+from .hopper import MOST_CORES, NUM_CORES, WARPGROUP_ROWS
+from .matmul_warp import WarpTiles, launch_warp_product, why_warps_refused
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +31,6 @@ A_TILE_A_CORE = {
     1: WarpTiles(1, 32, 64, 10, more=16, is_light=True),
     2: WarpTiles(2, 32, 64, 7, more=16, is_light=True),
 }
-MOST_CORES = NUM_CORES * 3 // 4
 COLUMNS_OF_ROWS = (
     16  # what bringing the rows of a tile costs, in columns; orders all tiles as measured
 )

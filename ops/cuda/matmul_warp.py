@@ -13,14 +13,11 @@ from xgr_runtime.hal.registry import OpSpec
 
 from ..triton.launch import check_rows_dense, next_power_of_two
 from .descriptors import why_descriptors_refused
+from .hopper import NUM_CORES, REGISTERS, WARPGROUP_ROWS, why_generation_refused
 from .linear_kernels import add_parts_rms_norm_kernel
 from .matmul_warp_kernels import warp_product_kernel
 
-CAPABILITY = "sm_90"  # its instructions exist on no other generation
 DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
-NUM_CORES = 132  # of an H100 or H200; one program each
-WARPGROUP_ROWS = 64
-REGISTERS = 232  # a thread of the second warpgroup; the first gets what is left
 # Of a product that leaves room on its core for a small kernel: a thread's at the start, then of the second warpgroup.
 FEWER_REGISTERS = {"maxnreg": 128, "NUM_REGISTERS": 168}
 
@@ -47,8 +44,8 @@ class WarpTiles:
 
 def why_warps_refused(spec: OpSpec, *row_names: str) -> str | None:
     """Why products of rows of these sizes cannot go this way, or None."""
-    if spec.capability not in ("", CAPABILITY):
-        return f"needs a GPU of capability {CAPABILITY}, got {spec.capability}"
+    if refused := why_generation_refused(spec):
+        return refused
     if isinstance(add_parts_rms_norm_kernel, InterpretedFunction):
         return "warps that work apart cannot be interpreted (TRITON_INTERPRET unset)"
     if spec.dtype not in DTYPES:
@@ -116,7 +113,7 @@ def _launch(
     outs: list[Any] = [None, None]
     if out_NO is not None:
         outs = [tile_descriptor(out_NO, WARPGROUP_ROWS, width) for width in widths]
-    warp_product_kernel[(min(NUM_CORES, num_tiles),)](
+    warp_product_kernel[(min(NUM_CORES, num_tiles),)](  # one a core
         tile_descriptor(x_NK, rows, tiles.inputs),
         *([*weights, None])[:2],
         *([*outs, None])[:2],

@@ -26,10 +26,9 @@ from xgr_runtime.hal.ops.fused_attention import (
 from xgr_runtime.hal.registry import OpSpec, impl
 
 from ..triton.launch import check_rows_dense
+from .hopper import HEAD_DIMS, NUM_CORES, REGISTERS, WARPGROUP_ROWS, why_head_refused
 from .matmul_warp import (
     DTYPES,
-    NUM_CORES,
-    WARPGROUP_ROWS,
     Outstanding,
     squares_sizes,
     tile_descriptor,
@@ -38,12 +37,10 @@ from .matmul_warp import (
 from .qkv_kernels import qkv_kernel
 from .qkv_parts import is_faster_in_parts, launch_qkv_in_parts
 
-HEAD_DIMS = (64, 128)
 LEAST_ROWS = 32  # fewer are without figures
 # From LOST_FROM rows on and below LOST_TO, of so many inputs, the library's product and a pass over its result are faster.
 LARGE_INPUTS, LOST_FROM, LOST_TO = 1536, 2048, 16384
 TILE_INPUTS = 64
-REGISTERS = 232  # a thread of the second warpgroup; the first gets what is left
 ROW_TILES_OF_GROUP = 8  # that share the cache
 # Of a tile of 64 rows and one head: what its product costs, and what bringing its rows and its head's weight does.
 PRODUCT, ROWS, HEAD = 128, 32, 64
@@ -69,10 +66,7 @@ def _accepts(spec: OpSpec) -> str | None:
     inputs = spec.dims.get("M", 0)
     if inputs >= LARGE_INPUTS and LOST_FROM <= rows < LOST_TO:
         return f"T must be below {LOST_FROM} or at least {LOST_TO} where M is {inputs}, got {rows}"
-    head_dim = spec.dims.get("D", HEAD_DIMS[0])
-    if head_dim not in HEAD_DIMS:
-        return f"D must be one of {', '.join(map(str, HEAD_DIMS))}, got {head_dim}"
-    return why_warps_refused(spec, "M")
+    return why_head_refused(spec) or why_warps_refused(spec, "M")
 
 
 def head_tiles(num_rows: int, num_heads: int, num_kv_heads: int) -> HeadTiles:

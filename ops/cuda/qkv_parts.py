@@ -17,13 +17,13 @@ from math import gcd
 
 import torch
 
-from .matmul_warp import NUM_CORES, WARPGROUP_ROWS, WarpTiles, launch_warp_parts
+from .hopper import BYTES_ON_CHIP, NUM_CORES, WARPGROUP_ROWS
+from .matmul_warp import WarpTiles, launch_warp_parts
 from .qkv_parts_kernels import rope_write_parts_kernel
 
 MOST_ROWS, LEAST_INPUTS = 2 * WARPGROUP_ROWS, 1536
 COLUMNS, INPUTS = 64, 64  # of a tile
 PARTS = 2
-BYTES_ON_CHIP = 192 * 1024  # of tiles
 MOST_HEADS = 8  # of a program that adds up
 # Rotations round step by step, as the references do.
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}

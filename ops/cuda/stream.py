@@ -20,18 +20,16 @@ from xgr_runtime.hal.ops.stream import (
 from xgr_runtime.hal.registry import OpSpec, impl
 
 from ..triton.launch import check_rows_dense
+from .hopper import MOST_CORES, NUM_CORES, REGISTERS, WARPGROUP_ROWS, why_head_refused
 from .matmul import gated_tiles
 from .matmul_warp import (
-    NUM_CORES,
-    REGISTERS,
-    WARPGROUP_ROWS,
     Outstanding,
     WarpTiles,
     launch_warp_product,
     tile_descriptor,
     why_warps_refused,
 )
-from .qkv import HEAD_DIMS, HeadTiles, launch_qkv
+from .qkv import HeadTiles, launch_qkv
 from .stream_kernels import add_product_kernel
 
 # Of 512 rows there is nothing to gain. Between 1,024 and 8,192, where the gain has become a loss, there are no figures.
@@ -40,7 +38,6 @@ LARGEST_HIDDEN = 1024
 TILE_INPUTS = 64  # of the second product; the hidden size fills its tiles
 # The largest that give most cores a tile; of the smallest there may be fewer.
 ADD_TILES = (WarpTiles(2, 128, 64, 5), WarpTiles(2, 64, 128, 4), WarpTiles(1, 64, 128, 5))
-MOST_CORES = NUM_CORES * 3 // 4
 # Two heads and the sums of squares are more than a thread's registers hold: of 1,024 rows and 1,024 inputs, tiles of one head
 # take a layer from 98 us to 93.
 HEADS_OF_A_TILE = HeadTiles(2, 1, 6)
@@ -64,10 +61,7 @@ def _accepts(spec: OpSpec) -> str | None:
 
 
 def _accepts_heads(spec: OpSpec) -> str | None:
-    head_dim = spec.dims.get("D", HEAD_DIMS[0])
-    if head_dim not in HEAD_DIMS:
-        return f"D must be one of {', '.join(map(str, HEAD_DIMS))}, got {head_dim}"
-    return _accepts(spec)
+    return why_head_refused(spec) or _accepts(spec)
 
 
 def add_tiles(num_rows: int, num_columns: int) -> WarpTiles:
