@@ -20,7 +20,8 @@ LEAD = gl.constexpr(2)  # key tiles that take about as long as the own tokens
 
 
 @gluon.jit
-def _add(a, b):
+def add(a, b):
+    """Of a scan."""
     return a + b
 
 
@@ -71,7 +72,7 @@ def _row_tile(
     length_S = gl.load(length_ptr + h_S, mask=is_history_S, other=0)
     rows_S = end_row_S - first_S
     tiles_S = (rows_S * X + ITEM_ROWS - 1) // ITEM_ROWS
-    end_S = gl.associative_scan(tiles_S, 0, _add)
+    end_S = gl.associative_scan(tiles_S, 0, add)
     is_it_S = (end_S > tile) & (end_S - tiles_S <= tile)  # none behind the last tile
     history = gl.sum(gl.where(is_it_S, h_S, 0), 0)
     before = gl.sum(gl.where(is_it_S, end_S - tiles_S, 0), 0)
@@ -149,7 +150,7 @@ def find_item(
         end = num_items - G * gl.sum(lower_S, 0)
     tiles_here_S = upper_S - lower_S
     rest = item - num_items + G * gl.sum(upper_S, 0)
-    end_S = gl.associative_scan(tiles_here_S, 0, _add) * G
+    end_S = gl.associative_scan(tiles_here_S, 0, add) * G
     history = gl.sum((end_S <= rest).to(gl.int32), 0)
     is_it_S = h_S == history
     rest -= gl.sum(gl.where(is_it_S, end_S - tiles_here_S * G, 0), 0)

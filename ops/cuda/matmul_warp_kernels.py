@@ -105,6 +105,19 @@ def copy_tiles(
 
 
 @gluon.jit
+def bring_tiles(
+    x_desc, weight_desc, x_tiles, weight_tiles, full, empty, num_rows, num_columns,
+    STEPS: gl.constexpr, STAGES: gl.constexpr, TILE_N: gl.constexpr, TILE_O: gl.constexpr, TILE_K: gl.constexpr,
+    GROUP: gl.constexpr,
+):  # fmt: skip
+    """The copying warp of a whole product of one weight."""
+    copy_tiles(
+        x_desc, weight_desc, None, x_tiles, weight_tiles, weight_tiles, full, empty, num_rows, num_columns,
+        STEPS, STAGES, 1, TILE_N, TILE_O, 0, TILE_K, GROUP, False,
+    )  # fmt: skip
+
+
+@gluon.jit
 def multiply(
     x_tiles, weight_tiles, more_tiles, full, empty, sums, more_sums, count, WARPGROUP: gl.constexpr,
     STEPS: gl.constexpr, STAGES: gl.constexpr, MORE: gl.constexpr,

@@ -20,22 +20,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .matmul_warp_kernels import copy_tiles, load_squares, multiply, place_of_tile, row_factors
+from .matmul_warp_kernels import bring_tiles, load_squares, multiply, place_of_tile, row_factors
 
 ROWS = gl.constexpr(64)  # of a warpgroup
-
-
-@gluon.jit
-def _bring(
-    x_desc, weight_desc, x_tiles, weight_tiles, full, empty, num_rows, num_columns,
-    STEPS: gl.constexpr, STAGES: gl.constexpr, TILE_N: gl.constexpr, TILE_O: gl.constexpr, TILE_K: gl.constexpr,
-    GROUP: gl.constexpr,
-):  # fmt: skip
-    """The copying warp."""
-    copy_tiles(
-        x_desc, weight_desc, None, x_tiles, weight_tiles, weight_tiles, full, empty, num_rows, num_columns,
-        STEPS, STAGES, 1, TILE_N, TILE_O, 0, TILE_K, GROUP, False,
-    )  # fmt: skip
 
 
 @gluon.jit
@@ -193,11 +180,11 @@ def qkv_kernel(
     if WARPGROUPS == 1:
         gl.warp_specialize([
             (_compute, (x_tiles, weight_tiles, full, empty, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, q_out_ptr, k_slots_ptr, v_slots_ptr, slot_ptr, squares_ptr, num_rows, eps, cos_stride, sin_stride, k_slot_stride, v_slot_stride, gl.constexpr(0), STEPS, STAGES, TILE_N, HEADS, TILE_K, GROUP, Q, G, HALF, SQUARES, SQUARES_PAD)),
-            (_bring, (x_desc, weight_desc, x_tiles, weight_tiles, full, empty, num_rows, num_columns, STEPS, STAGES, TILE_N, TILE_O, TILE_K, GROUP)),
+            (bring_tiles, (x_desc, weight_desc, x_tiles, weight_tiles, full, empty, num_rows, num_columns, STEPS, STAGES, TILE_N, TILE_O, TILE_K, GROUP)),
         ], [1], [40])  # fmt: skip
     else:
         gl.warp_specialize([
             (_compute, (x_tiles, weight_tiles, full, empty, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, q_out_ptr, k_slots_ptr, v_slots_ptr, slot_ptr, squares_ptr, num_rows, eps, cos_stride, sin_stride, k_slot_stride, v_slot_stride, gl.constexpr(0), STEPS, STAGES, TILE_N, HEADS, TILE_K, GROUP, Q, G, HALF, SQUARES, SQUARES_PAD)),
             (_compute, (x_tiles, weight_tiles, full, empty, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, q_out_ptr, k_slots_ptr, v_slots_ptr, slot_ptr, squares_ptr, num_rows, eps, cos_stride, sin_stride, k_slot_stride, v_slot_stride, gl.constexpr(1), STEPS, STAGES, TILE_N, HEADS, TILE_K, GROUP, Q, G, HALF, SQUARES, SQUARES_PAD)),
-            (_bring, (x_desc, weight_desc, x_tiles, weight_tiles, full, empty, num_rows, num_columns, STEPS, STAGES, TILE_N, TILE_O, TILE_K, GROUP)),
+            (bring_tiles, (x_desc, weight_desc, x_tiles, weight_tiles, full, empty, num_rows, num_columns, STEPS, STAGES, TILE_N, TILE_O, TILE_K, GROUP)),
         ], [4, 1], [NUM_REGISTERS, 40])  # fmt: skip

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ..triton.rope_write_kernels import _turned
+from ..triton.rope_write_kernels import turned
 
 
 @triton.jit
@@ -82,7 +82,7 @@ def rope_write_parts_kernel(
         out_ptr = v_slots_ptr + slot * v_slot_stride + (head - Q - G) * D
     else:
         weights = first_weight_C, second_weight_C
-        first_XC, second_XC = _turned(
+        first_XC, second_XC = turned(
             first_XC, second_XC, *weights, eps, cos_C, sin_C, IS_NORMALISED, HALF
         )
         if head >= Q:

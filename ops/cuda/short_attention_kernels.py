@@ -35,16 +35,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .short_prefill_join_kernels import count_parts
-
-ROWS = gl.constexpr(64)  # of a tile: the rows of one matrix instruction
-LEAST = gl.constexpr(-3.0e38)  # stands for the maximum of nothing: -inf - -inf would be NaN
-LOG2_E = gl.constexpr(1.4426950408889634)
-
-
-@gluon.jit
-def _add(a, b):
-    return a + b
+from .attention_item_kernels import add
+from .short_parts_kernels import LEAST, LOG2_E, ROWS, count_parts
 
 
 @gluon.jit
@@ -66,7 +58,7 @@ def _find_item(
     length_S = gl.load(length_ptr + h_S, mask=is_one_S, other=0, cache_modifier=".cg")
     rows_S = end_S - first_S
     tiles_S = (rows_S * X + ROWS - 1) // ROWS
-    tiles_end_S = gl.associative_scan(tiles_S, 0, _add)
+    tiles_end_S = gl.associative_scan(tiles_S, 0, add)
     num_tiles = gl.sum(tiles_S, 0)
     num_parts = count_parts(num_tiles, gl.max(length_S, 0), G, KEYS, PROGRAMS, MOST_PARTS)
     program = gl.program_id(0)

@@ -13,9 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .short_prefill_join_kernels import LEAST, add_parts, count_pairs, load_parts, wait_with
-
-LOG2_E = gl.constexpr(1.4426950408889634)
+from .short_parts_kernels import LEAST, LOG2_E, add_parts, count_pairs, load_parts, wait_with
 
 
 @gluon.jit

@@ -15,22 +15,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .matmul_warp_kernels import copy_tiles, multiply, place_of_tile
+from .matmul_warp_kernels import bring_tiles, multiply, place_of_tile
 
 ROWS = gl.constexpr(64)  # of a warpgroup
-
-
-@gluon.jit
-def _bring(
-    x_desc, weight_desc, x_tiles, weight_tiles, full, empty, num_rows, num_columns,
-    STEPS: gl.constexpr, STAGES: gl.constexpr, TILE_N: gl.constexpr, TILE_O: gl.constexpr, TILE_K: gl.constexpr,
-    GROUP: gl.constexpr,
-):  # fmt: skip
-    """The copying warp."""
-    copy_tiles(
-        x_desc, weight_desc, None, x_tiles, weight_tiles, weight_tiles, full, empty, num_rows, num_columns,
-        STEPS, STAGES, 1, TILE_N, TILE_O, 0, TILE_K, GROUP, False,
-    )  # fmt: skip
 
 
 @gluon.jit
@@ -101,11 +88,11 @@ def add_product_kernel(
     if WARPGROUPS == 1:
         gl.warp_specialize([
             (_compute, (x_tiles, weight_tiles, stream_tiles, out_tiles, full, empty, stream_desc, out_desc, stream_ptr, norm_ptr, squares_ptr, num_rows, num_columns, gl.constexpr(0), STEPS, STAGES, TILE_N, TILE_O, GROUP)),
-            (_bring, (x_desc, weight_desc, x_tiles, weight_tiles, full, empty, num_rows, num_columns, STEPS, STAGES, TILE_N, TILE_O, TILE_K, GROUP)),
+            (bring_tiles, (x_desc, weight_desc, x_tiles, weight_tiles, full, empty, num_rows, num_columns, STEPS, STAGES, TILE_N, TILE_O, TILE_K, GROUP)),
         ], [1], [40])  # fmt: skip
     else:
         gl.warp_specialize([
             (_compute, (x_tiles, weight_tiles, stream_tiles, out_tiles, full, empty, stream_desc, out_desc, stream_ptr, norm_ptr, squares_ptr, num_rows, num_columns, gl.constexpr(0), STEPS, STAGES, TILE_N, TILE_O, GROUP)),
             (_compute, (x_tiles, weight_tiles, stream_tiles, out_tiles, full, empty, stream_desc, out_desc, stream_ptr, norm_ptr, squares_ptr, num_rows, num_columns, gl.constexpr(1), STEPS, STAGES, TILE_N, TILE_O, GROUP)),
-            (_bring, (x_desc, weight_desc, x_tiles, weight_tiles, full, empty, num_rows, num_columns, STEPS, STAGES, TILE_N, TILE_O, TILE_K, GROUP)),
+            (bring_tiles, (x_desc, weight_desc, x_tiles, weight_tiles, full, empty, num_rows, num_columns, STEPS, STAGES, TILE_N, TILE_O, TILE_K, GROUP)),
         ], [4, 1], [NUM_REGISTERS, 40])  # fmt: skip

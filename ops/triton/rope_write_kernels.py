@@ -46,7 +46,7 @@ def _weighted(x_XC, inverse_X, weight_C, dtype: tl.constexpr):
 
 
 @triton.jit
-def _turned(
+def turned(
     first_XC,
     second_XC,
     first_weight_C,
@@ -121,12 +121,12 @@ def rope_write_kernel(
         sin_C = tl.load(sin_ptr + token * sin_stride + c_C, mask=is_used_C, other=0.0)
         v_out = v_slots_ptr + slot * v_slot_stride
         _store_halves(v_out, v_first_XC, v_second_XC, kv_place_XC, is_kv_XC, HALF)
-        k_first_XC, k_second_XC = _turned(
+        k_first_XC, k_second_XC = turned(
             k_first_XC, k_second_XC, *k_weights, eps, cos_C, sin_C, IS_NORMALISED, HALF
         )
         k_out = k_slots_ptr + slot * k_slot_stride
         _store_halves(k_out, k_first_XC, k_second_XC, kv_place_XC, is_kv_XC, HALF)
-        q_first_XC, q_second_XC = _turned(
+        q_first_XC, q_second_XC = turned(
             q_first_XC, q_second_XC, *q_weights, eps, cos_C, sin_C, IS_NORMALISED, HALF
         )
         q_out = q_out_ptr + token * (2 * HALF * Q)
