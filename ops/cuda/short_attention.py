@@ -6,35 +6,37 @@ H histories, N rows, Q query heads, G KV heads, D head dim, X = Q // G.
 from dataclasses import dataclass
 
 import torch
-from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ..triton.history_attention import OwnTokens
-from ..triton.launch import check_rows_dense
+from .attention_launch import (
+    LAYOUT,
+    SEGMENTS,
+    check_attention,
+    check_histories,
+    page_descriptor,
+)
+from .hopper import NUM_CORES, WARPGROUP_ROWS
 from .short_attention_kernels import short_attention_kernel
 from .short_beam_join_kernels import join_short_beams_kernel
 from .short_prefill_join_kernels import join_short_prefill_kernel
 
-ROWS = 64  # query rows of a tile, those of one matrix instruction
-SEGMENTS = 64  # places for the histories of a call, and one more
-# Of tiles on the chip, as the matrix instructions take them.
-LAYOUT = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
+ROWS = WARPGROUP_ROWS  # query rows of a tile
+STAGES = 2  # key tiles on the chip
+JOINED_PAIRS = 4  # (row, head) pairs of a program that joins, one a warp
 
 
 @dataclass(frozen=True)
 class ShortTiles:
     """How a call is cut.
 
-    keys: of a tile, a power of two that divides the page size. stages: key tiles on the chip. programs: how many parts of keys
-    are made for, 132 cores or twice as many. most_parts: of a history's keys, a multiple of 4. join_pairs: (row, head) pairs of
-    a program that joins, one a warp.
+    keys: of a tile, a power of two that divides the page size. programs: how many parts of keys are made for, one a core or two.
+    most_parts: of a history's keys, a multiple of 4.
     """
 
     keys: int = 64
-    stages: int = 2
-    programs: int = 264
+    programs: int = 2 * NUM_CORES
     most_parts: int = 16
-    join_pairs: int = 4
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def launch_short_prefill_attention(
         return out_TQD
     arrays = (q_TQD, k_pages, v_pages, page_table_HP, q_start_H1, kv_len_H)
     parts = _launch_parts(*arrays, out_TQD, scale, max_q, max_kv, True, tiles)
-    join_short_prefill_kernel[(-(-q_TQD.shape[0] * q_TQD.shape[1] // tiles.join_pairs),)](
+    join_short_prefill_kernel[(-(-q_TQD.shape[0] * q_TQD.shape[1] // JOINED_PAIRS),)](
         parts.out,
         parts.lse,
         out_TQD,
@@ -85,7 +87,7 @@ def launch_short_prefill_attention(
         q_TQD.shape[0],
         kv_len_H.shape[0],
         parts.is_settled,
-        num_warps=tiles.join_pairs,
+        num_warps=JOINED_PAIRS,
         launch_pdl=True,
         **parts.constants,
     )
@@ -118,7 +120,7 @@ def launch_short_beam_attention(
         return out_NQD
     arrays = (q_NQD, k_pages, v_pages, page_table_HP, row_start_H1, kv_len_H)
     parts = _launch_parts(*arrays, out_NQD, scale, max_rows, max_kv, False, tiles)
-    join_short_beams_kernel[(-(-q_NQD.shape[0] * q_NQD.shape[1] // tiles.join_pairs),)](
+    join_short_beams_kernel[(-(-q_NQD.shape[0] * q_NQD.shape[1] // JOINED_PAIRS),)](
         parts.out,
         parts.lse,
         out_NQD,
@@ -137,7 +139,7 @@ def launch_short_beam_attention(
         scale,
         parts.is_settled,
         OWN=own.k_rows.shape[1],
-        num_warps=tiles.join_pairs,
+        num_warps=JOINED_PAIRS,
         launch_pdl=True,
         **parts.constants,
     )
@@ -158,7 +160,8 @@ def _launch_parts(
     is_causal: bool,
     tiles: ShortTiles,
 ) -> _Parts:
-    _check(q_NQD, k_pages, v_pages, page_table_HP, kv_len_H, scale)
+    check_attention(q_NQD, k_pages, v_pages, page_table_HP, scale)
+    check_histories(kv_len_H)
     num_rows, num_heads, head_dim = q_NQD.shape
     num_histories, num_kv_heads = kv_len_H.shape[0], k_pages.shape[2]
     group = num_heads // num_kv_heads
@@ -194,8 +197,8 @@ def _launch_parts(
             [ROWS // group, group, head_dim],
             LAYOUT,
         ),
-        _descriptor(k_pages, tiles.keys),
-        _descriptor(v_pages, tiles.keys),
+        page_descriptor(k_pages, tiles.keys),
+        page_descriptor(v_pages, tiles.keys),
         page_table_HP,
         row_start_H1,
         kv_len_H,
@@ -207,44 +210,10 @@ def _launch_parts(
         scale,
         parts.is_settled,
         PAGE_SIZE=k_pages.shape[1],
-        STAGES=tiles.stages,
+        STAGES=STAGES,
         CAUSAL=is_causal,
         num_warps=4,
         launch_pdl=True,  # starts before the kernel in front of it has ended
         **constants,
     )
     return parts
-
-
-def _check(
-    q_NQD: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
-    page_table_HP: torch.Tensor,
-    kv_len_H: torch.Tensor,
-    scale: float,
-) -> None:
-    if not scale > 0.0:
-        raise ValueError(f"scale must be above 0, got {scale}")
-    if kv_len_H.shape[0] >= SEGMENTS:
-        raise ValueError(f"takes {SEGMENTS - 1} histories at most, got {kv_len_H.shape[0]}")
-    for name, states, num_dims in (
-        ("q", q_NQD, 3),
-        ("k_pages", k_pages, 4),
-        ("v_pages", v_pages, 4),
-        ("page_table_HP", page_table_HP, 1),
-    ):
-        check_rows_dense(name, states, num_dims)
-
-
-def _descriptor(pages: torch.Tensor, keys: int) -> TensorDescriptor:
-    """Of tiles [1, keys, D] of pages, whose KV heads lie side by side."""
-    num_pages, page_size, num_kv_heads, head_dim = pages.shape
-    row_elements = num_kv_heads * head_dim
-    return TensorDescriptor(
-        pages,
-        [num_pages, page_size, row_elements],
-        [page_size * row_elements, row_elements, 1],
-        [1, keys, head_dim],
-        LAYOUT,
-    )

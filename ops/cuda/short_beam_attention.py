@@ -37,16 +37,17 @@ from xgr_runtime.hal.registry import OpSpec, impl
 
 from ..triton.history_attention import OwnTokens
 from .attention import beam_attention_in_tiles
-from .hopper_attention import TILES as WARPGROUP_TILES
-from .hopper_attention import beam_attention_by_warpgroups
+from .attention_launch import why_attention_refused
+from .hopper import NUM_CORES
 from .short_attention import ShortTiles, launch_short_beam_attention
-from .short_prefill_attention import why_refused
+from .warpgroup_attention_providers import TILES as WARPGROUP_TILES
+from .warpgroup_attention_providers import beam_attention_by_warpgroups
 
 if TYPE_CHECKING:
     import torch
 
-TILES = ShortTiles(keys=128, programs=132, most_parts=8)
-SMALL_PAGE_TILES = ShortTiles(keys=64, programs=264, most_parts=8)
+TILES = ShortTiles(keys=128, programs=NUM_CORES, most_parts=8)
+SMALL_PAGE_TILES = ShortTiles(most_parts=8)
 MOST_PAIRS = 128 * 16  # rows times query heads; with more of them the key tiles are read too often
 MOST_HISTORIES = 4  # likewise: with more of them the keys themselves have work for every core
 MOST_OWN = 4  # own tokens of a beam, which a join has in registers
@@ -64,7 +65,7 @@ def _accepts(spec: OpSpec) -> str | None:
     num_histories = spec.dims.get("H", 1)
     if num_histories > MOST_HISTORIES:
         return f"H must be at most {MOST_HISTORIES}, got {num_histories}"
-    return why_refused(spec)
+    return why_attention_refused(spec, SMALL_PAGE_TILES.keys)
 
 
 @impl(beam_attention, provider="gluon-short", device="cuda", accepts=_accepts)

@@ -21,25 +21,22 @@ H histories, T new tokens, Q query heads, G KV heads, D head dim, X = Q // G.
 
 from typing import TYPE_CHECKING
 
-from triton.runtime.interpreter import InterpretedFunction
-
 from xgr_runtime.hal.ops.attention import prefill_attention
 from xgr_runtime.hal.registry import OpSpec, impl
 
-from ..triton.history_attention_kernels import history_attention_kernel
 from .attention import prefill_attention_in_tiles
-from .short_attention import ROWS, SEGMENTS, ShortTiles, launch_short_prefill_attention
+from .attention_launch import MOST_HISTORIES, why_attention_refused
+from .hopper import NUM_CORES
+from .short_attention import ShortTiles, launch_short_prefill_attention
 
 if TYPE_CHECKING:
     import torch
 
-CAPABILITY = "sm_90"  # its instructions exist on no other generation
-HEAD_DIMS = (64, 128)
 # New tokens times query heads: with more of them each tile of keys is read for too many tiles of rows.
 MOST_PAIRS = 384 * 16
 TILES = ShortTiles(most_parts=8)
 # Half as many waits in a row, and half as many parts to join. Up to so many pairs of so many histories.
-LONG_TILES = ShortTiles(keys=128, programs=132)
+LONG_TILES = ShortTiles(keys=128, programs=NUM_CORES)
 LONG_TILES_PAIRS, LONG_TILES_HISTORIES = 128 * 16, 8
 
 
@@ -49,28 +46,14 @@ def tiles_for(num_pairs: int, num_histories: int, page_size: int) -> ShortTiles:
     return LONG_TILES if is_small and page_size % LONG_TILES.keys == 0 else TILES
 
 
-def why_refused(spec: OpSpec) -> str | None:
-    """Why kernels for few rows cannot take calls of these sizes; the number of rows is no reason."""
-    if spec.capability not in ("", CAPABILITY):
-        return f"needs a GPU of capability {CAPABILITY}, got {spec.capability}"
-    if isinstance(history_attention_kernel, InterpretedFunction):
-        return "copies by barrier cannot be interpreted (TRITON_INTERPRET unset)"
-    if str(spec.dtype) not in ("torch.float16", "torch.bfloat16"):
-        return f"takes torch.float16 and torch.bfloat16, got {spec.dtype}"
-    if spec.dims.get("H", 1) >= SEGMENTS:
-        return f"H must be below {SEGMENTS}, got {spec.dims['H']}"
-    if spec.dims.get("D", HEAD_DIMS[0]) not in HEAD_DIMS:
-        return f"D must be {' or '.join(map(str, HEAD_DIMS))}, got {spec.dims['D']}"
-    if spec.dims.get("page_size", TILES.keys) % TILES.keys:
-        return f"page_size must be a multiple of {TILES.keys}, got {spec.dims['page_size']}"
-    num_heads, num_kv_heads = spec.dims.get("Q", 1), spec.dims.get("G", 1)
-    group = num_heads // num_kv_heads
-    if num_heads % num_kv_heads or group & (group - 1) or group > ROWS:
-        return f"Q // G must be a power of two up to {ROWS}, got {num_heads} and {num_kv_heads}"
-    return None
+def _accepts(spec: OpSpec) -> str | None:
+    num_histories = spec.dims.get("H", 1)
+    if num_histories > MOST_HISTORIES:
+        return f"H must be at most {MOST_HISTORIES}, got {num_histories}"
+    return why_attention_refused(spec, TILES.keys)
 
 
-@impl(prefill_attention, provider="gluon-short", device="cuda", accepts=why_refused)
+@impl(prefill_attention, provider="gluon-short", device="cuda", accepts=_accepts)
 def prefill_attention_of_few_tokens(
     q_TQD: "torch.Tensor",
     k_pages: "torch.Tensor",
@@ -91,7 +74,7 @@ def prefill_attention_of_few_tokens(
     """
     arrays = (q_TQD, k_pages, v_pages, page_table_HP, q_start_H1, kv_len_H)
     num_pairs = q_TQD.shape[0] * q_TQD.shape[1]
-    if num_pairs > MOST_PAIRS or kv_len_H.shape[0] >= SEGMENTS:
+    if num_pairs > MOST_PAIRS or kv_len_H.shape[0] > MOST_HISTORIES:
         return prefill_attention_in_tiles(*arrays, scale, max_q, max_kv, q_starts, kv_lens)
     tiles = tiles_for(num_pairs, kv_len_H.shape[0], k_pages.shape[1])
     return launch_short_prefill_attention(*arrays, scale, max_q, max_kv, tiles)

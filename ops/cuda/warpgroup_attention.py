@@ -1,4 +1,4 @@
-"""Launchers of the attention kernels for Hopper's warpgroups: how the work is cut, and descriptors of pages.
+"""Launchers of the attention kernels for Hopper's warpgroups: how the work is cut.
 
 H histories, N rows, Q query heads, G KV heads, D head dim, P pages, X = Q // G.
 """
@@ -6,23 +6,20 @@ H histories, N rows, Q query heads, G KV heads, D head dim, P pages, X = Q // G.
 from dataclasses import dataclass
 
 import torch
-from triton.experimental.gluon.language import NVMMASharedLayout
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ..triton.history_attention import OwnTokens, new_lse, new_parts
-from ..triton.launch import check_rows_dense, next_power_of_two
+from ..triton.launch import next_power_of_two
+from .attention_launch import SEGMENTS, check_attention, check_histories, page_descriptor
 from .attention_parts_kernels import join_parts_kernel
 from .direct_attention_kernels import direct_attention_kernel
+from .hopper import WARPGROUP_ROWS
 from .warpgroup_attention_kernels import warpgroup_attention_kernel
 
-ROWS = 64  # query rows of a warpgroup
 WARPGROUPS = 2  # that compute, in a program
 MOST_PARTS = 8  # of the keys
 JOINED_PAIRS = 8  # (row, head) pairs of a program that joins their parts
 # Of a thread when a program that divides keys starts: its warps share them out, and a core has some left for the next kernel.
 PARTED_REGISTERS = 128
-SEGMENTS = 64  # places for the histories of a prefill and the rows of none
-MOST_HISTORIES = SEGMENTS - 1  # of a prefill
 
 
 @dataclass(frozen=True)
@@ -82,26 +79,6 @@ def _join_parts(
     )
 
 
-def _check(scale: float, *arrays: tuple[str, torch.Tensor, int]) -> None:
-    if not scale > 0.0:
-        raise ValueError(f"scale must be above 0, got {scale}")
-    for name, states, num_dims in arrays:
-        check_rows_dense(name, states, num_dims)
-
-
-def _descriptor(pages: torch.Tensor, keys: int) -> TensorDescriptor:
-    """Of tiles [1, keys, D] of pages, whose KV heads lie side by side."""
-    num_pages, page_size, num_kv_heads, head_dim = pages.shape
-    row_elements = num_kv_heads * head_dim
-    return TensorDescriptor(
-        pages,
-        [num_pages, page_size, row_elements],
-        [page_size * row_elements, row_elements, 1],
-        [1, keys, head_dim],
-        NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3),
-    )
-
-
 def _constants(
     q_NQD: torch.Tensor, k_pages: torch.Tensor, keys: int, stages: tuple[int, int]
 ) -> dict[str, int]:
@@ -133,22 +110,15 @@ def launch_prefill_attention(
     Raises:
         ValueError: strides, a scale or a number of histories that it cannot take.
     """
-    _check(
-        scale,
-        ("q", q_TQD, 3),
-        ("k_pages", k_pages, 4),
-        ("v_pages", v_pages, 4),
-        ("page_table_HP", page_table_HP, 1),
-    )
+    check_attention(q_TQD, k_pages, v_pages, page_table_HP, scale)
+    check_histories(kv_len_H)
     num_histories = kv_len_H.shape[0]
-    if num_histories > MOST_HISTORIES:
-        raise ValueError(f"takes {MOST_HISTORIES} histories at most, got {num_histories}")
     constants = _constants(q_TQD, k_pages, tiles.keys, tiles.prefill_stages)
-    num_tiles = q_TQD.shape[0] * constants["X"] // (WARPGROUPS * ROWS) + num_histories + 1
+    num_tiles = q_TQD.shape[0] * constants["X"] // (WARPGROUPS * WARPGROUP_ROWS) + num_histories + 1
     out_TQD = torch.empty_like(q_TQD)
     warpgroup_attention_kernel[(min(tiles.num_cores, num_tiles * constants["G"]),)](
-        _descriptor(k_pages, tiles.keys),
-        _descriptor(v_pages, tiles.keys),
+        page_descriptor(k_pages, tiles.keys),
+        page_descriptor(v_pages, tiles.keys),
         q_TQD,
         page_table_HP,
         q_start_H1,
@@ -158,7 +128,7 @@ def launch_prefill_attention(
         num_histories,
         page_table_HP.stride(0),
         scale,
-        SEGMENTS=SEGMENTS,
+        SEGMENTS=SEGMENTS,  # the rows of no history are one more
         **constants,
     )
     return out_TQD
@@ -185,16 +155,13 @@ def launch_beam_attention(
     Raises:
         ValueError: strides, a scale or more own tokens a beam than it can take.
     """
-    _check(
-        scale,
-        ("q", q_NQD, 3),
-        ("k_pages", k_pages, 4),
-        ("v_pages", v_pages, 4),
-        ("page_table_HP", page_table_HP, 1),
-    )
+    check_attention(q_NQD, k_pages, v_pages, page_table_HP, scale)
+    out_NQD = torch.empty_like(q_NQD)
+    if q_NQD.shape[0] == 0:
+        return out_NQD
     num_histories = kv_len_H.shape[0]
     query_rows, heads = q_NQD.shape[0] * q_NQD.shape[1] // k_pages.shape[2], k_pages.shape[2]
-    key_groups = tiles.key_groups(-(-query_rows // ROWS) * heads)
+    key_groups = tiles.key_groups(-(-query_rows // WARPGROUP_ROWS) * heads)
     keys, stages = tiles.keys, tiles.stages
     if key_groups > 1:
         keys, stages = tiles.parted_keys, tiles.parted_stages
@@ -204,16 +171,15 @@ def launch_beam_attention(
         raise ValueError(
             f"takes {constants['X']} own tokens a beam at most, got {own.k_rows.shape[1]}"
         )
-    tile_rows = WARPGROUPS // key_groups * ROWS
+    tile_rows = WARPGROUPS // key_groups * WARPGROUP_ROWS
     num_tiles = _most_tiles(query_rows, constants["X"], num_histories, tile_rows)
     num_splits = tiles.num_splits(num_tiles * heads, q_NQD.shape[0] * q_NQD.shape[1], max_kv)
-    out_NQD = torch.empty_like(q_NQD)
     part_out, part_lse = out_NQD, out_NQD
     if num_splits > 1:
         part_out, part_lse = new_parts(q_NQD, num_splits), new_lse(q_NQD, num_splits)
     direct_attention_kernel[(num_tiles * heads * num_splits,)](
-        _descriptor(k_pages, keys),
-        _descriptor(v_pages, keys),
+        page_descriptor(k_pages, keys),
+        page_descriptor(v_pages, keys),
         q_NQD,
         page_table_HP,
         row_start_H1,

@@ -16,7 +16,7 @@ PROVIDER_MODULES: dict[str, tuple[str, ...]] = {
         "xgr_ops.cuda.linear",
         "xgr_ops.cuda.beam",
         "xgr_ops.cuda.short_beam_attention",
-        "xgr_ops.cuda.hopper_attention",
+        "xgr_ops.cuda.warpgroup_attention_providers",
         "xgr_ops.cuda.short_prefill_attention",
         "xgr_ops.cuda.attention",
     ),

@@ -35,18 +35,16 @@ histories of 1,024 tokens gain, though longer ones would gain with more rows.
 
 from typing import TYPE_CHECKING
 
-from triton.runtime.interpreter import InterpretedFunction
-
 from xgr_runtime.hal.ops.attention import prefill_attention
 from xgr_runtime.hal.ops.fused_attention import beam_attention
 from xgr_runtime.hal.registry import OpSpec, impl
 
 from ..triton.history_attention import OwnTokens
-from ..triton.history_attention_kernels import history_attention_kernel
 from .attention import beam_attention_in_tiles
+from .attention_launch import MOST_HISTORIES, why_attention_refused
+from .hopper import NUM_CORES
 from .short_prefill_attention import prefill_attention_of_few_tokens
 from .warpgroup_attention import (
-    MOST_HISTORIES,
     WarpgroupTiles,
     launch_beam_attention,
     launch_prefill_attention,
@@ -56,8 +54,6 @@ from .warpgroup_attention import (
 if TYPE_CHECKING:
     import torch
 
-CAPABILITY = "sm_90"  # its instructions exist on no other generation
-NUM_CORES = 132  # of an H100 or H200
 TILES = WarpgroupTiles(
     keys=128,
     stages=(3, 3),
@@ -68,32 +64,12 @@ TILES = WarpgroupTiles(
     min_split_keys=128,
     most_partial=128 * 16,
 )
-HEAD_DIMS = (64, 128)
 # Rows of a prefill times query heads below which most cores have nothing to do, and tiles with more programs a core are faster.
 LEAST_ROWS = 64 * 128
-MOST_GROUP = 64  # query heads of a KV head: the rows of one matrix instruction
 
 
 def _accepts(spec: OpSpec) -> str | None:
-    if spec.capability not in ("", CAPABILITY):
-        return f"needs a GPU of capability {CAPABILITY}, got {spec.capability}"
-    if isinstance(history_attention_kernel, InterpretedFunction):
-        return "warps that work apart cannot be interpreted (TRITON_INTERPRET unset)"
-    if str(spec.dtype) not in ("torch.float16", "torch.bfloat16"):
-        return f"takes torch.float16 and torch.bfloat16, got {spec.dtype}"
-    head_dim = spec.dims.get("D", HEAD_DIMS[0])
-    if head_dim not in HEAD_DIMS:
-        return f"D must be {' or '.join(map(str, HEAD_DIMS))}, got {head_dim}"
-    page_size = spec.dims.get("page_size", TILES.keys)
-    if page_size % TILES.keys:
-        return f"page_size must be a multiple of {TILES.keys}, got {page_size}"
-    num_heads, num_kv_heads = spec.dims.get("Q", 1), spec.dims.get("G", 1)
-    group = num_heads // num_kv_heads
-    if num_heads % num_kv_heads or group & (group - 1) or group > MOST_GROUP:
-        return (
-            f"Q // G must be a power of two up to {MOST_GROUP}, got {num_heads} and {num_kv_heads}"
-        )
-    return None
+    return why_attention_refused(spec, TILES.keys)
 
 
 def _accepts_prefill(spec: OpSpec) -> str | None:
