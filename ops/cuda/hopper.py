@@ -6,7 +6,7 @@ The one owner of these numbers. Nothing here needs Triton: who also serves other
 from xgr_runtime.hal.registry import OpSpec
 
 CAPABILITY = (
-    "sm_90"  # instructions of its matrix units and copy engine exist on no other generation
+    "sm_90"  # the instructions of its matrix units exist on no other generation
 )
 NUM_CORES = 132
 MOST_CORES = NUM_CORES * 3 // 4  # nearly all: more of them read no faster

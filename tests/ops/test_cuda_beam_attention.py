@@ -42,6 +42,7 @@ SHARED_OUT: dict[str, tuple[list[int], list[int]]] = {
     ),
     "one beam each": ([1] * 70, [256] * 70),
     "the last without rows": ([2] * 31 + [0], [600] * 32),
+    "none with rows": ([0, 0], [5, 700]),
     "only the last with rows": ([0, 0, 9], [5, 0, 700]),
     "alone and few": ([16], [1000]),
 }
@@ -55,7 +56,7 @@ FEW: dict[str, tuple[list[int], list[int]]] = {
 }
 SHARED_OUT_TO = [
     *(("gluon", name) for name in SHARED_OUT),
-    *(("gluon-short", name) for name in ("alone and few", *FEW)),
+    *(("gluon-short", name) for name in ("alone and few", "none with rows", *FEW)),
 ]
 
 

@@ -1,14 +1,19 @@
-"""A prefill of few tokens starts before the kernel in front has ended, and takes from it queries and new tokens' keys."""
+"""A prefill of few tokens starts before the kernel in front has ended, and takes from it queries and new tokens' keys.
+
+What is cached it reads earlier: whole tiles of keys before the first new token, while that kernel still writes the others.
+"""
 
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from xgr_runtime.hal.ops.attention import prefill_attention
+from xgr_runtime.hal.ops.fused_attention import linear_rope_write_shared_kv
 from xgr_runtime.hal.providers import load_providers
 from xgr_runtime.hal.registry import OpSpec
 from xgr_runtime.hal.tolerances import TOLERANCES
@@ -17,27 +22,60 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from xgr_runtime.hal.device import Device
+    from xgr_runtime.hal.registry import Impl, Op
 
+on_gpu = pytest.mark.device("cuda")
 NUM_HEADS, DIM, PAGE_SIZE = 8, 128, 128
 NUM_LAYERS, NUM_REPLAYS = 5, 50
+BUCKET_ROWS = 128
+# Of the queries' norm: a token then attends to itself about as much as to all that is cached.
+QUERY_NORM, EPS = 0.7, 1e-6
 
 
-@pytest.mark.device("cuda")
+def provider(op: Op[..., Any], name: str, device: Device, **dims: int) -> Impl[..., Any] | None:
+    """The provider of that name, or none where the GPU is of another generation, which it has to say itself."""
+    load_providers("cuda")
+    found = next(i for i in op.impls if (i.provider, i.device_kind) == (name, "cuda"))
+    dims |= {"Q": NUM_HEADS, "G": NUM_HEADS, "D": DIM, "page_size": PAGE_SIZE}
+    reason = found.accepts(OpSpec("cuda", torch.bfloat16, device.capability, dims))
+    if device.capability != "sm_90":
+        assert reason is not None
+        return None
+    assert reason is None, reason
+    return found
+
+
+def check_replays(
+    device: Device,
+    run: Callable[[], None],
+    held: list[torch.Tensor],
+    want: list[torch.Tensor],
+    forget: Callable[[], None],
+) -> None:
+    """run, captured, puts results into `held`, and these are `want` at every replay. forget: what a replay has to write anew."""
+    graph = device.capture("attention", run)
+    for _ in range(NUM_REPLAYS):
+        for states in held:
+            states.fill_(torch.nan)
+        forget()
+        torch.cuda.synchronize()
+        with device.segment("attention"):
+            graph.replay()
+        device.synchronize()
+        assert all(torch.equal(got, expected) for got, expected in zip(held, want, strict=True))
+
+
+@on_gpu
 @pytest.mark.parametrize("lengths", [[128], [256], [256, 128], [640]])
 def test_queries_and_new_tokens_come_from_the_kernel_in_front(
     lengths: list[int], device: Device
 ) -> None:
     """Layers one right behind the other, the results of each the next one's queries, keys and values: all tokens are new."""
-    load_providers("cuda")
-    found = next(i for i in prefill_attention.impls if i.provider == "gluon-short")
     num_tokens, starts = sum(lengths), [0, *itertools.accumulate(lengths)]
-    dims = {"T": num_tokens, "H": len(lengths), "Q": NUM_HEADS, "G": NUM_HEADS, "D": DIM}
-    dims["page_size"] = PAGE_SIZE
-    reason = found.accepts(OpSpec("cuda", torch.bfloat16, device.capability, dims))
-    if device.capability != "sm_90":
-        assert reason is not None
+    sizes = {"T": num_tokens, "H": len(lengths)}
+    found = provider(prefill_attention, "gluon-short", device, **sizes)
+    if found is None:
         return
-    assert reason is None, reason
     generator = torch.Generator().manual_seed(7)
     shape = (num_tokens, NUM_HEADS, DIM)
     first = torch.randn(shape, generator=generator).to(torch.bfloat16).cuda()
@@ -46,12 +84,12 @@ def test_queries_and_new_tokens_come_from_the_kernel_in_front(
         pages = range(start // PAGE_SIZE, (start + length) // PAGE_SIZE)
         table[h, : len(pages)] = torch.tensor(list(pages))
     arrays = (table, torch.tensor(starts), torch.tensor(lengths))
-    sizes = [array.to(torch.int32).cuda() for array in arrays]
+    arrays_there = [array.to(torch.int32).cuda() for array in arrays]
     bounds = (DIM**-0.5, max(lengths), max(lengths), tuple(starts), tuple(lengths))
 
     def attend(fn: Callable[..., torch.Tensor], states: torch.Tensor) -> torch.Tensor:
         pages = states.view(-1, PAGE_SIZE, NUM_HEADS, DIM)
-        return fn(states, pages, pages, *sizes, *bounds)
+        return fn(states, pages, pages, *arrays_there, *bounds)
 
     held = list[torch.Tensor]()
 
@@ -69,12 +107,93 @@ def test_queries_and_new_tokens_come_from_the_kernel_in_front(
     again = attend(prefill_attention.reference, want[0])
     tolerance = TOLERANCES[torch.bfloat16]
     torch.testing.assert_close(want[1], again, atol=tolerance.atol, rtol=tolerance.rtol)
-    graph = device.capture("attention", lambda: run(waits=False))
-    for _ in range(NUM_REPLAYS):
-        for states in held:
-            states.fill_(torch.nan)
+    check_replays(device, lambda: run(waits=False), held, want, lambda: None)
+
+
+def normal(generator: torch.Generator, *shape: int, scale: float = 1.0) -> torch.Tensor:
+    return (torch.randn(shape, generator=generator) * scale).to(torch.bfloat16).cuda()
+
+
+class CachedLayers:
+    """One history in pages of random order, new tokens behind cached ones; each layer has its own pages, as in a model.
+
+    Values lie around another number in each page, and far off right in front of the new ones, so that it is seen when a tile or
+    that token is left out.
+    """
+
+    def __init__(self, num_new: int, num_cached: int) -> None:
+        generator = torch.Generator().manual_seed(3)
+        length, size = num_cached + num_new, NUM_HEADS * DIM
+        num_pages = -(-length // PAGE_SIZE)
+        order = torch.randperm(num_pages, generator=generator) + 1
+        self.slots = (order[:, None] * PAGE_SIZE + torch.arange(PAGE_SIZE)).flatten().cuda()
+        self.new, self.behind = self.slots[num_cached:length], self.slots[length:]
+        shape = (NUM_LAYERS, num_pages + 1, PAGE_SIZE, NUM_HEADS, DIM)
+        self.k, self.v = normal(generator, *shape), normal(generator, *shape)
+        self.v += torch.linspace(-4.0, 4.0, num_pages + 1).view(-1, 1, 1, 1).cuda()
+        self.v.flatten(1, 2)[:, self.slots[num_cached - 1]] = 300.0
+        for states in (self.k, self.v):
+            states.flatten(1, 2)[:, self.behind] = torch.nan
+        self.forget()
+        heads, values = (normal(generator, size, size, scale=size**-0.5) for _ in range(2))
+        self.weight = torch.cat((heads, heads, values))  # keys like queries: a token finds itself
+        norms = (torch.full((DIM,), scale).to(torch.bfloat16).cuda() for scale in (QUERY_NORM, 1.0))
+        angles = torch.rand(num_new, DIM // 2, generator=generator).repeat(1, 2) * 30
+        self.ending = (*norms, EPS, angles.cos().cuda(), angles.sin().cuda())
+        self.x = normal(generator, num_new, size)
+        self.sizes = [
+            torch.tensor(numbers, dtype=torch.int32).cuda()
+            for numbers in ([order.tolist()], [0, num_new], [length])
+        ]
+        self.bounds = (DIM**-0.5, num_new, length, (0, num_new), (length,))
+
+    def forget(self) -> None:
+        """New tokens' keys and values."""
+        for states in (self.k, self.v):
+            states.flatten(1, 2)[:, self.new] = torch.nan
+
+    def attend(self, fn: Callable[..., torch.Tensor], q: torch.Tensor, layer: int) -> torch.Tensor:
+        return fn(q, self.k[layer], self.v[layer], *self.sizes, *self.bounds)
+
+    def run(
+        self, project: Callable[..., torch.Tensor], attend: Callable[..., torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Queries and results of each layer; the results are the next one's input."""
+        x, found = self.x, list[torch.Tensor]()
+        for layer in range(NUM_LAYERS):
+            q = project(x, self.weight, *self.ending, self.k[layer], self.v[layer], self.new)
+            out = self.attend(attend, q, layer)
+            x = out.flatten(1)
+            found += (q, out)
+        return found
+
+
+@on_gpu
+@pytest.mark.parametrize(("num_new", "num_cached"), [(24, 1000), (100, 900)])
+def test_cached_tokens_are_read_early_and_new_ones_when_they_are_there(
+    num_new: int, num_cached: int, device: Device
+) -> None:
+    """The first new token lies inside a tile of keys; the kernel in front writes new tokens' keys and values, and queries."""
+    dims = {"T": BUCKET_ROWS, "H": 1, "M": NUM_HEADS * DIM}
+    project = provider(linear_rope_write_shared_kv, "gluon", device, **dims)
+    found = provider(prefill_attention, "gluon-short", device, **dims)
+    if project is None or found is None:
+        return
+    layers, held = CachedLayers(num_new, num_cached), list[torch.Tensor]()
+    fns: tuple[Callable[..., torch.Tensor], ...] = (project.fn, found.fn)
+
+    def alone(fn: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
         torch.cuda.synchronize()
-        with device.segment("attention"):
-            graph.replay()
-        device.synchronize()
-        assert all(torch.equal(got, expected) for got, expected in zip(held, want, strict=True))
+        return fn(*args)
+
+    want = layers.run(*(partial(alone, fn) for fn in fns))
+    tolerance = TOLERANCES[torch.bfloat16]
+    for layer, (q, out) in enumerate(zip(want[::2], want[1::2], strict=True)):
+        expected = layers.attend(prefill_attention.reference, q, layer)
+        torch.testing.assert_close(out, expected, atol=tolerance.atol, rtol=tolerance.rtol)
+    assert not any(torch.equal(a, b) for a, b in itertools.pairwise(want[1::2])), "layers differ"
+
+    def run() -> None:
+        held[:] = layers.run(*fns)
+
+    check_replays(device, run, held, want, layers.forget)
