@@ -5,9 +5,7 @@ The one owner of these numbers. Nothing here needs Triton: who also serves other
 
 from xgr_runtime.hal.registry import OpSpec
 
-CAPABILITY = (
-    "sm_90"  # the instructions of its matrix units exist on no other generation
-)
+CAPABILITY = "sm_90"  # the instructions of its matrix units exist on no other generation
 NUM_CORES = 132
 MOST_CORES = NUM_CORES * 3 // 4  # nearly all: more of them read no faster
 WARPGROUP_ROWS = 64  # of a tile: the rows of one matrix instruction
