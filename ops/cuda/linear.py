@@ -1,7 +1,7 @@
 """A product added to the residual stream, and its norm behind it: of few rows in parts, of many by the library in place.
 
-Of few rows the weight is read by as many cores as it takes. The inner dim is cut among programs, and the kernel that adds the parts up goes on with the residual and the norm. On one
-H200, us, bf16, beside the library's product and the norm behind it:
+Of few rows the weight is read by as many cores as it takes: the inner dim is cut among programs, and the kernel that adds the
+parts up goes on with the residual and the norm. On one H200, us, bf16, beside the library's product and the norm behind it:
 
 | rows | hidden 1,024: inputs 2,048 / 3,072 | hidden 2,048: inputs 2,048 / 6,144 |
 |---|---|---|
