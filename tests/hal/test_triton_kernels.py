@@ -138,10 +138,13 @@ def test_an_older_triton_is_said_not_to_tell(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "triton.py").write_text("__version__ = '3.2.0'\nclass JITFunction:\n    pass\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "triton", raising=False)
-    reason = triton_kernels.why_not_found()
-    monkeypatch.delitem(sys.modules, "triton")
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        patch.setitem(
+            sys.modules, "triton", None
+        )  # so that whatever is there now is there again afterwards
+        del sys.modules["triton"]
+        reason = triton_kernels.why_not_found()
     assert reason == "Triton 3.2.0 does not say beforehand what it compiles"
 
 

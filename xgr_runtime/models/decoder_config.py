@@ -1,7 +1,6 @@
 """What a decoder checkpoint's config.json says, checked: the one place that tells the variants of the family apart.
 
-Qwen3, Qwen2 and Llama differ in three switches only (qk-norm, bias of the attention products, bias of the
-feed-forward products). Everything the runtime does not compute exactly is refused by name. Generation defaults are
+Qwen3, Qwen2 and Llama differ in the switches of `_Variant` only (qk-norm, biases of products ...). Everything the runtime does not compute exactly is refused by name. Generation defaults are
 never read.
 """
 
