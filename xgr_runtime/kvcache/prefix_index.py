@@ -6,6 +6,7 @@ parent. What is compared is the content itself.
 """
 
 from bisect import bisect_left
+from collections.abc import Container
 
 import numpy as np
 
@@ -34,6 +35,14 @@ class PrefixIndex:
         del children[place]
         if not children:
             del self._children[parent]
+
+    def retain(self, keys: Container[bytes]) -> None:
+        """Forget every page but those."""
+        kept = {
+            parent: [child for child in children if child[1] in keys]
+            for parent, children in self._children.items()
+        }
+        self._children = {parent: children for parent, children in kept.items() if children}
 
     def longest(self, parent: bytes, content: bytes) -> tuple[bytes | None, int]:
         """The child with the longest beginning in common with `content`, and the bytes of that; (None, 0) where there is none."""
