@@ -10,7 +10,9 @@ says what it did not run.
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,7 @@ from tests.helpers.conservation import PageWatch
 from xgr_runtime.errors import DeviceError
 from xgr_runtime.hal.ascend import npu
 from xgr_runtime.hal.discovery import DEVICE_KINDS, open_device
+from xgr_runtime.hal.triton_kernels import why_not_found
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,10 +114,20 @@ def data_folder() -> Path:
     return Path(os.environ.get(DATA_VARIABLE, DEFAULT_DATA))
 
 
+@cache
+def why_no_triton() -> str | None:
+    """What is missing of a Triton that says what it compiles, or None."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton 3.6, and there is none"
+    return None if why_not_found() is None else f"Triton 3.6: {why_not_found()}"
+
+
 def why_deselected(item: pytest.Item) -> str | None:
     """Why a test does not belong to this run, None when it does."""
     if item.get_closest_marker("shared_data") is not None and not data_folder().is_dir():
         return f"need the shared test data, and {data_folder()} is absent (set {DATA_VARIABLE})"
+    if item.get_closest_marker("triton") is not None and why_no_triton() is not None:
+        return f"need {why_no_triton()}"
     if item.get_closest_marker("slow") is not None and not item.config.getoption("slow"):
         return "are long runs, and run only with --slow"
     if item.get_closest_marker("fake_npu") is not None and not item.config.getoption("fake_npu"):

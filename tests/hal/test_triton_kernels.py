@@ -102,7 +102,6 @@ print(json.dumps([names, after_search, after_compilation, len(again), after_star
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    pytest.importorskip("triton.knobs", reason="needs Triton 3.6")
     folder = tmp_path_factory.mktemp("triton")
     (folder / "some_kernels.py").write_text(KERNELS)
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -115,12 +114,14 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.triton
 def test_kernels_are_noted_once_and_only_other_threads_start_any(told: Any) -> None:
     names, after_search, *_ = told
     assert names == ["add_kernel"] * 3
     assert after_search == {"loaded": 1, "started": 1, "compiled": 1}
 
 
+@pytest.mark.triton
 def test_what_was_noted_is_compiled_and_loaded_and_then_starts_at_once(told: Any) -> None:
     _, _, after_compilation, num_missing, after_start, _ = told
     assert after_compilation == {"loaded": 4, "started": 1, "compiled": 4}
@@ -128,6 +129,7 @@ def test_what_was_noted_is_compiled_and_loaded_and_then_starts_at_once(told: Any
     assert after_start == {"loaded": 4, "started": 5, "compiled": 4}
 
 
+@pytest.mark.triton
 def test_the_error_of_a_kernel_is_tritons_own(told: Any) -> None:
     error = told[-1]
     assert "CompileTimeAssertionFailure" in error
