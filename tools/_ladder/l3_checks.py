@@ -228,10 +228,10 @@ def _is_padded(told: tuple[int, ...], lengths: tuple[int, ...]) -> bool:
 
 
 def segment_failures(segments: set[Pair]) -> list[str]:
-    """Kinds of segments that did not run as they should: the prefill eagerly, each round both ways."""
+    """Kinds of segments that did not run as they should: copies and the prefill eagerly, each round both ways."""
     rounds = [f"rounds[{level}:{level + 1}]" for level in range(NUM_LEVELS)]
     wanted = {(name, how) for name in rounds for how in (CAPTURED, EAGER)}
-    wanted |= {("inputs", EAGER), ("prefill", EAGER)}
+    wanted |= {("inputs", EAGER), ("copies", EAGER), ("prefill", EAGER)}
     return [f"segment {name} never ran {how}" for name, how in sorted(wanted - segments)]
 
 

@@ -133,6 +133,11 @@ PLANS = (
         ),
     ),
     Plan(
+        "a history that begins like a part of a page",
+        ((40, 0), (150, 137)),
+        (("one level", "level", (Wanted(0, (8,)), Wanted(1, (8,)))),),
+    ),
+    Plan(
         "tiles of candidates",
         ((24, 0),),
         tuple(("wide level", normalization, (Wanted(0, (100, 40)), Wanted(0, (100, 8)))) for normalization in NORMALIZATIONS),
@@ -219,7 +224,10 @@ def make_config(folder: Path, setting: Setting, *, allow_reference: bool) -> Run
 
 
 def make_batch(parts: EngineParts, plan: Plan, page_size: int) -> Batch:
-    """The batch of a plan. Pages are numbered in order; what is cached is never read, so it need not be there."""
+    """The batch of a plan. Pages are numbered in order; what is cached is never read, so it need not be there.
+
+    Cached tokens that do not fill a page are copied from the first page.
+    """
     rng = np.random.default_rng(1)
     prompts = [rng.integers(0, VOCAB, tokens) for tokens, _ in plan.histories]
     pages, first = [], 1
@@ -227,12 +235,14 @@ def make_batch(parts: EngineParts, plan: Plan, page_size: int) -> Batch:
         count = -(-tokens // page_size)
         pages.append(list(range(first, first + count)))
         first += count
+    cached = [tokens for _, tokens in plan.histories]
+    sources = [1 if tokens % page_size else None for tokens in cached]
     assert first <= parts.runner.kv.shared.num_pages, f"{plan.name} needs {first} pages"
     return Batch(
         batch_id=1,
         kind="full",
         request_ids=tuple(str(number) for number in range(len(prompts))),
-        histories=pack_histories(prompts, pages, page_size, [cached for _, cached in plan.histories]),
+        histories=pack_histories(prompts, pages, page_size, cached, sources),
         groups=tuple(_group(parts, *group) for group in plan.groups),
     )  # fmt: skip
 
