@@ -139,6 +139,29 @@ def test_a_kernel_that_was_never_started_is_found_and_then_captured(device: Devi
         torch.testing.assert_close(target[:, :size], expected)
 
 
+def test_captures_follow_those_that_were_thrown_away(device: Device) -> None:
+    """Also where a tensor that was made in one of them lives on, as a library's workspace does."""
+    x = torch.ones(4, device=device.torch_device)
+    made = []
+
+    def keep() -> None:
+        made.append(x + 1)
+
+    def add_one() -> None:
+        x.add_(1)
+
+    for _ in range(3):
+        assert not device.missing_kernels("keep", keep)
+    graph = device.capture("add", add_one)
+    device.synchronize()
+    x.zero_()
+    with device.segment("add"):
+        graph.replay()
+    device.synchronize()
+    assert len(made) == 3
+    assert x.tolist() == [1.0] * 4
+
+
 def test_a_capture_that_failed_leaves_room_for_the_next(device: Device) -> None:
     """Waiting for the device inside a capture makes the driver end it, with torch's allocator still in the middle of it."""
     x = torch.ones(4, device=device.torch_device)

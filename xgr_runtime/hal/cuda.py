@@ -157,6 +157,10 @@ class CudaDevice:
         if reason is not None:
             logger.warning("kernels are compiled one after the other: %s", reason)
         self._pool: Any = torch.cuda.graph_pool_handle()  # opaque
+        # A pool that no graph uses any more cannot be used again while a tensor lives in it, as a library's workspace does.
+        # So one graph uses it for as long as the device is open, whatever becomes of the others.
+        self._pool_user: torch.cuda.CUDAGraph | None = None
+        self._failed: list[torch.cuda.CUDAGraph] = []  # torch's allocators may ask them yet
 
     def pinned_empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
@@ -226,10 +230,20 @@ class CudaDevice:
             with torch.cuda.stream(self._stream):
                 for dtype in (torch.float32, torch.float16, torch.bfloat16):
                     one = torch.zeros((16, 16), dtype=dtype, device=self.torch_device)
-                    torch.mm(one, one)
+                    total = torch.mm(one, one)
+                    total.addmm_(one, one)
+                    torch.addmm(one[0], one, one)
                 torch.mm(one, one, out_dtype=torch.float32)
             self._has_products = True
         self._stream.synchronize()
+        if self._pool_user is None:
+            one = torch.zeros(1, device=self.torch_device)
+            self._default.synchronize()
+
+            def add_one() -> None:
+                one.add_(1)
+
+            self._pool_user, _ = self._record(add_one)
 
     def _record(
         self, fn: Callable[[], None], *, is_kept: bool = True
@@ -242,7 +256,7 @@ class CudaDevice:
             no_collection(),
             warnings.catch_warnings(),
             noted as missing,
-            self._capture_may_fail(),
+            self._capture_may_fail(graph),
             torch.cuda.graph(
                 graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
             ),
@@ -253,14 +267,20 @@ class CudaDevice:
         return graph, tuple(missing)
 
     @contextmanager
-    def _capture_may_fail(self) -> Iterator[None]:
-        """Where the driver ended a capture, torch stays on its stream and goes on recording into the pool: both end here."""
+    def _capture_may_fail(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+        """Where the driver ended a capture, torch stays on its stream and its allocators go on recording into the pool.
+
+        The stream is set back here. The next capture has another pool: those of tensors on the device can be told to stop,
+        those of pinned memory cannot.
+        """
         try:
             with torch.cuda.stream(self._stream):
                 yield
         except BaseException:
             with suppress(RuntimeError):  # not recording: the capture had ended by itself
                 torch._C._cuda_endAllocateToPool(self.torch_device.index, self._pool)
+            self._failed.append(graph)
+            self._pool, self._pool_user = torch.cuda.graph_pool_handle(), None
             raise
 
     def enter(self, stream: torch.cuda.Stream) -> None:
