@@ -1,7 +1,8 @@
 """Parity of an op before it is timed: the cases of the conformance run, then the very call that will be timed.
 
-The latter against the torch reference in float32 on the same device, TF32 off, within the tolerance of the dtype; memory that
-the call allocates, and everything it has to write, is NaN before.
+The latter against the torch reference in float32 on the same device, TF32 off, within the tolerance of the dtype, or within what
+the roundings on the way give (`op_rounding`) where that is more; memory that the call allocates, and everything it has to write,
+is NaN before.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tools._bench.op_rounding import SIGMAS
 from xgr_runtime.conformance.comparison import NanFilled, clone_to, convert
 from xgr_runtime.conformance.parity import check_provider, implementations, refusal
 from xgr_runtime.hal.registry import PARTS, REFERENCE, OpSpec, bind_parts, explain
@@ -81,14 +83,17 @@ def check_work(
     place = device.torch_device
     spec = spec_of(device, dtype, case)
     reference = convert(case.args, clone_to(place, torch.float32))
+    noise = {} if work.noise is None else work.noise(reference, dtype)
     expected = case.view(reference, op.reference(**reference))
     del reference
     found = []
     for provider, fn in providers(op, spec):
         args = convert(case.args, clone_to(place))
-        found.append(_checked(work, provider, case, expected, _run(fn, args, case)))
+        found.append(_checked(work, provider, case, (expected, noise), _run(fn, args, case)))
     for name, peer in work.peers.items():
-        found.append({**_checked(work, name, case, expected, _run_peer(peer, case)), "peer": True})
+        found.append(
+            {**_checked(work, name, case, (expected, noise), _run_peer(peer, case)), "peer": True}
+        )
     return found
 
 
@@ -113,15 +118,19 @@ def _checked(
     work: OpWork,
     who: str,
     case: OpCase,
-    expected: Mapping[str, torch.Tensor],
+    wanted: tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]],
     call: Callable[[], Mapping[str, torch.Tensor]],
 ) -> dict[str, Any]:
+    """wanted: the results of the reference, and the noise of those that have one."""
     found: dict[str, Any] = {"op": work.op, "label": work.label, "provider": who}
+    expected, noise = wanted
     try:
         got = call()
         dtype = _dtype_under_test(case)
         wrong = {
-            name: _of_tolerance(tensor, expected[name], dtype, is_exact=case.is_exact)
+            name: of_tolerance(
+                tensor, expected[name], dtype, is_exact=case.is_exact, noise=noise.get(name)
+            )
             for name, tensor in got.items()
         }
     except Exception as error:  # noqa: BLE001 - whatever it raises is why it has no figure
@@ -139,10 +148,18 @@ def _dtype_under_test(case: OpCase) -> torch.dtype:
     return min((d for d in given if d.is_floating_point), key=lambda d: d.itemsize)
 
 
-def _of_tolerance(
-    got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, *, is_exact: bool
+def of_tolerance(
+    got: torch.Tensor,
+    expected: torch.Tensor,
+    dtype: torch.dtype,
+    *,
+    is_exact: bool = False,
+    noise: torch.Tensor | None = None,
 ) -> float:
-    """The largest difference as a share of what is allowed; infinite for another shape, and where one is finite alone."""
+    """The largest difference as a share of what is allowed; infinite for another shape, and where one is finite alone.
+
+    noise: standard deviation of what roundings on the way change in each element; atol is no less than SIGMAS of it.
+    """
     if got.shape != expected.shape:
         return float("inf")
     if is_exact:
@@ -152,6 +169,7 @@ def _of_tolerance(
     tolerance = TOLERANCES[dtype]
     got, expected = got.double(), expected.double()
     is_same = (got == expected) | (got.isnan() & expected.isnan())
-    allowed = tolerance.atol + tolerance.rtol * expected.abs()
+    allowed = tolerance.rtol * expected.abs()
+    allowed += tolerance.atol if noise is None else (SIGMAS * noise).clamp_min(tolerance.atol)
     share = torch.where(is_same, 0.0, (got - expected).abs() / allowed).nan_to_num(float("inf"))
     return float(share.max()) if share.numel() else 0.0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tools._bench.floor import SHAPES
 from tools._bench.op_cache import linear_rope_write_shared
 from tools._bench.op_products import EPS, TINY, linear_silu
+from tools._bench.op_rounding import stream_silu_noise
 from tools._bench.op_work import OpWork, Place
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ def works(place: Place) -> Iterator[OpWork]:
         for rows in (5,) if place.is_tiny else ROWS:
             second = linear_silu(place, name, shape, rows)
             names = {"x_NM": "x_NK", "residual": "residual_NM", "weight_2FM": "gate_up_2FM"}
-            yield _pair(place, second, names, (rows, heads, hidden))
+            pair = _pair(place, second, names, (rows, heads, hidden))
+            yield replace(pair, noise=stream_silu_noise)
         second, rows = linear_rope_write_shared(place, hidden), 10 if place.is_tiny else ROWS[-1]
         names = {"x_TM": "x_TK", "residual": "residual_TM", "weight_OM": "qkv_weight_OM"}
         yield _pair(place, second, names, (rows, shape.intermediate_size, hidden))

@@ -12,6 +12,7 @@ from tools._bench.floor import BF16_TFLOPS
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from tools._bench.op_rounding import Noise
     from xgr_runtime.conformance.op_case import OpCase
 
     # With a case's arguments: prepares what is not to be timed, and gives the call, whose results are those of the case by name.
@@ -50,7 +51,8 @@ class Place:
 @dataclass(frozen=True)
 class OpWork:
     """draw: a case with its arguments on the device, from a seed. flops and num_bytes: what no provider can avoid, every input
-    read once and every result written once. note: more about the call, for the report.
+    read once and every result written once. note: more about the call, for the report. noise: of results for which roundings on
+    the way count, beyond what the table of tolerances is made for.
     """
 
     op: str
@@ -60,6 +62,7 @@ class OpWork:
     num_bytes: float
     peers: Mapping[str, Peer] = field(default_factory=dict)
     note: str = ""
+    noise: Noise | None = None
 
     @property
     def name(self) -> str:
