@@ -35,7 +35,7 @@ from xgr_runtime.service.call_totals import CallTotals
 from xgr_runtime.service.metrics import ServiceMetrics
 from xgr_runtime.shipped import config_file
 from xgr_runtime.types import RecRequest, Search
-from xgr_runtime.xschedule.stage_clock import PREFILL_POINTS, RoundMarks, StageClock
+from xgr_runtime.xschedule.stage_clock import RoundMarks, StageClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -156,15 +156,13 @@ def repeat(fn: Callable[[], object]) -> None:
 def clock_one(device: Device, num_levels: int = 3) -> object:
     """What a batch of one group records and reads."""
     clock = StageClock(device)
-    prefill, rounds = device.timer(), device.timer()
+    rounds = device.timer()
     marks = RoundMarks(rounds)
     clock.start()
     with clock.copying(is_to_host=False):
         pass
-    with clock.prefill() as timers:
-        for point in PREFILL_POINTS:
-            prefill.record(point)
-        timers.append(prefill)
+    with clock.prefill(is_next=True):
+        pass
     with clock.copying(is_to_host=False):
         pass
     first, last = marks.points(range(num_levels))

@@ -122,3 +122,16 @@ def test_the_device_of_this_run(device: Device) -> None:
     memory = device.memory()
     assert memory.peak_bytes >= 0
     assert memory.used_bytes >= 0
+
+
+def test_a_repeated_copy_takes_what_is_there_each_time(device: Device) -> None:
+    host = device.pinned_empty((4,), torch.float32)
+    x = torch.zeros(4, device=device.torch_device)
+    device.synchronize()
+    send = device.repeated_copy(x, host)
+    for value in (1.0, 2.0):
+        host.fill_(value)
+        with device.segment("inputs"):
+            send()
+        device.record_event().wait()
+        assert x.tolist() == [value] * 4

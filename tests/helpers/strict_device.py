@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -318,6 +319,9 @@ class StrictDevice:
             raise _CURRENT.segment.refuse("copies between host and device")
         self.copies.append((_CURRENT.lane, f"{self._place(source)} to {self._place(target)}"))
         target.copy_(source)
+
+    def repeated_copy(self, target: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
+        return partial(self.copy, target, source)
 
     def _place(self, tensor: torch.Tensor) -> str:
         return "host" if tensor.untyped_storage()._cdata in self._host_storages else "device"

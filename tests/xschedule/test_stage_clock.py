@@ -157,6 +157,25 @@ def test_a_batch_that_failed_leaves_no_times_behind() -> None:
     assert times.rounds_s == times.selects_s == ()
 
 
+def test_a_prefill_that_follows_its_copy_begins_where_that_ends() -> None:
+    """One point fewer, and no time between them that is nobody's."""
+    clock = StageClock(CpuDevice())
+    for is_next in (False, True):
+        clock.start()
+        with clock.copying(is_to_host=False):
+            time.sleep(0.01)
+        time.sleep(0.02)
+        with clock.prefill(is_next=is_next):
+            time.sleep(0.01)
+        with clock.copying(is_to_host=True):
+            pass
+        times = clock.read()
+        assert 0.01 <= times.to_device_s < 0.02
+        assert times.prefill_s >= 0.01 + 0.02 * is_next
+        stages_s = times.to_device_s + times.prefill_s + times.to_host_s
+        assert times.span_s - stages_s >= 0.02 * (not is_next)
+
+
 def test_groups_of_other_depths_have_their_own_times() -> None:
     clock = StageClock(CpuDevice())
     clock.start()

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -171,6 +172,9 @@ class AscendDevice:
             self._follow_default_stream(self._stream)
             with npu().stream(self._stream):
                 target.copy_(source, non_blocking=True)
+
+    def repeated_copy(self, target: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
+        return partial(self.copy, target, source)
 
     def record_event(self) -> _AscendEvent:
         event = npu().Event()

@@ -6,6 +6,7 @@ import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -66,6 +67,9 @@ class CpuDevice:
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source)
+
+    def repeated_copy(self, target: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
+        return partial(self.copy, target, source)
 
     def record_event(self) -> _DoneEvent:
         return _DoneEvent()

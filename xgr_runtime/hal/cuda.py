@@ -7,31 +7,19 @@ keep.)
 
 What runs beside `compute` is short and somebody waits for it, so those streams have priority over the kernels of a batch.
 
-A capture runs nothing, and what it meets is as far as it can be: kernels of ops are compiled and loaded before
-(`missing_kernels`), the product library is set up by one product of each kind. Where Triton does not say what it is about to
-compile, the segment runs once before its capture instead.
-
 Catalogues are loaded from other threads while batches run. A copy or event that another thread issues during a capture would be
 recorded into the graph's stream or break it, so captures exclude both.
 """
 
-import logging
 import math
 import threading
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from xgr_runtime.errors import DeviceError
-from xgr_runtime.hal.collection import no_collection
+from xgr_runtime.hal.cuda_graphs import CudaCaptures
 from xgr_runtime.hal.device import LANES, Event, Graph, Kernel, Lane, MemoryInfo, Timer
-from xgr_runtime.hal.kernels import noting
-from xgr_runtime.hal.triton_kernels import missing_kernels, why_not_found
-
-logger = logging.getLogger(__name__)
 
 
 def why_no_cuda() -> str | None:
@@ -80,16 +68,6 @@ class _CudaTimer:
         if start not in self._events or end not in self._events:
             return math.nan
         return float(self._events[start].elapsed_time(self._events[end])) / 1e3
-
-
-class _CudaGraph:
-    """Kernels on a GPU read lengths from device memory, so a replay needs none of the host's."""
-
-    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
-        self._graph = graph
-
-    def replay(self, kv_lens: Sequence[int] = ()) -> None:
-        self._graph.replay()
 
 
 class _Entered:
@@ -151,16 +129,11 @@ class CudaDevice:
         self._default = torch.cuda.default_stream(self.torch_device)
         self._lock = threading.Lock()
         self._open = threading.local()  # the stream of the lane or segment that this thread is in
-        self._has_products = False
-        reason = why_not_found()
-        self.is_compiling = reason is None
-        if reason is not None:
-            logger.warning("kernels are compiled one after the other: %s", reason)
-        self._pool: Any = torch.cuda.graph_pool_handle()  # opaque
-        # A pool that no graph uses any more cannot be used again while a tensor lives in it, as a library's workspace does.
-        # So one graph uses it for as long as the device is open, whatever becomes of the others.
-        self._pool_user: torch.cuda.CUDAGraph | None = None
-        self._failed: list[torch.cuda.CUDAGraph] = []  # torch's allocators may ask them yet
+        self._captures = CudaCaptures(self.torch_device, self._stream, self._lock)
+
+    @property
+    def is_compiling(self) -> bool:
+        return self._captures.is_compiling
 
     def pinned_empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
@@ -202,86 +175,24 @@ class CudaDevice:
         return getattr(self._open, "stream", None)
 
     def capture(self, name: str, fn: Callable[[], None]) -> Graph:
-        self._prepare()
-        if not self.is_compiling:
-            with torch.cuda.stream(self._stream):
-                fn()
-            self._stream.synchronize()
-        graph, missing = self._record(fn)
-        if missing:  # by nobody who asked before
-            for kernel in missing:
-                kernel.make_ready()
-            graph, missing = self._record(fn)
-            if missing:
-                names = ", ".join(kernel.name for kernel in missing)
-                raise DeviceError(f"segment {name!r}: {names} cannot be compiled before its start")
-        return _CudaGraph(graph)
+        return self._captures.capture(name, fn)
 
     def missing_kernels(self, name: str, fn: Callable[[], None]) -> Sequence[Kernel]:
-        """By a capture that is thrown away."""
-        self._prepare()
-        _, missing = self._record(fn, is_kept=False)
-        return missing
+        return self._captures.missing_kernels(name, fn)
 
-    def _prepare(self) -> None:
-        """Before a capture: nothing is on the way, and the product library has what it allocates at its first product."""
-        self._default.synchronize()
-        if not self._has_products:
-            with torch.cuda.stream(self._stream):
-                for dtype in (torch.float32, torch.float16, torch.bfloat16):
-                    one = torch.zeros((16, 16), dtype=dtype, device=self.torch_device)
-                    total = torch.mm(one, one)
-                    total.addmm_(one, one)
-                    torch.addmm(one[0], one, one)
-                torch.mm(one, one, out_dtype=torch.float32)
-            self._has_products = True
-        self._stream.synchronize()
-        if self._pool_user is None:
-            one = torch.zeros(1, device=self.torch_device)
-            self._default.synchronize()
+    def repeated_copy(self, target: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
+        """A graph of it: replayed, it costs the host a third of what torch's copy out of pinned memory does."""
 
-            def add_one() -> None:
-                one.add_(1)
+        def copy() -> None:
+            target.copy_(source, non_blocking=True)
 
-            self._pool_user, _ = self._record(add_one)
+        graph = self._captures.capture("copy", copy)
 
-    def _record(
-        self, fn: Callable[[], None], *, is_kept: bool = True
-    ) -> tuple[torch.cuda.CUDAGraph, Sequence[Kernel]]:
-        """What `fn` starts, and the kernels that are not in it because they are still to be compiled."""
-        graph = torch.cuda.CUDAGraph(keep_graph=not is_kept)  # kept, it is made ready for replays
-        noted = missing_kernels(self.torch_device) if self.is_compiling else noting()
-        with (
-            self._lock,
-            no_collection(),
-            warnings.catch_warnings(),
-            noted as missing,
-            self._capture_may_fail(graph),
-            torch.cuda.graph(
-                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-            ),
-        ):
-            # Where every kernel is still to be compiled, none is recorded.
-            warnings.filterwarnings("ignore", "The CUDA Graph is empty", UserWarning)
-            fn()
-        return graph, tuple(missing)
+        def replay() -> None:
+            with self.on("compute"):
+                graph.replay()
 
-    @contextmanager
-    def _capture_may_fail(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
-        """Where the driver ended a capture, torch stays on its stream and its allocators go on recording into the pool.
-
-        The stream is set back here. The next capture has another pool: those of tensors on the device can be told to stop,
-        those of pinned memory cannot.
-        """
-        try:
-            with torch.cuda.stream(self._stream):
-                yield
-        except BaseException:
-            with suppress(RuntimeError):  # not recording: the capture had ended by itself
-                torch._C._cuda_endAllocateToPool(self.torch_device.index, self._pool)
-            self._failed.append(graph)
-            self._pool, self._pool_user = torch.cuda.graph_pool_handle(), None
-            raise
+        return replay
 
     def enter(self, stream: torch.cuda.Stream) -> None:
         """What this thread issues from now on belongs to that stream of a lane."""

@@ -127,6 +127,13 @@ class Device(Protocol):
         """Copy between host and device, or on the device, ordered on the current lane, without waiting."""
         ...
 
+    def repeated_copy(self, target: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
+        """Issues, each time it is called, the copy between those two on `compute`, as cheaply for the host as can be.
+
+        Between batches. source: pinned, where it is the host's.
+        """
+        ...
+
     def record_event(self) -> Event:
         """An event after all work issued so far on the current lane."""
         ...

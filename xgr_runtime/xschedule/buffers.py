@@ -20,6 +20,7 @@ which is the bucket's number of searches.
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar, cast
 
 import numpy as np
@@ -181,6 +182,11 @@ class _Entry:
         self.to_send = [(self.landed[start:], self.pinned[start:]) for start in starts]
         self.landed_groups = [self.landed[start : start + group.num_bytes] for start in starts]
 
+    @property
+    def first_pinned(self) -> torch.Tensor:
+        """The pinned memory of group 0 and the histories, which is as large as the block."""
+        return self.to_send[0][1]
+
     def group_start(self, number: int) -> int:
         """The first byte of a group's part."""
         return (self.num_groups - 1 - number) * self._group_bytes
@@ -201,6 +207,9 @@ class InputBuffers:
         self._of_histories = self._history.views(self._block[self._group.num_bytes :])
         self._group_block = self._block[: self._group.num_bytes]
         self._entries = [self._new_entry(1) for _ in range(capacities.num_batches)]
+        self._send_first = [
+            device.repeated_copy(self._block, entry.first_pinned) for entry in self._entries
+        ]
         self._row_plans = RowPlans(self._dummy_slot)
         self._cuts: dict[Hashable, object] = {}
 
@@ -210,7 +219,9 @@ class InputBuffers:
     def reserve(self, entry: int, num_groups: int) -> None:
         """Have room for that many groups in an entry that no batch in flight owns; not inside a segment."""
         if self._entries[entry].num_groups < num_groups:
-            self._entries[entry] = self._new_entry(num_groups)
+            self._entries[entry] = own = self._new_entry(num_groups)
+            # Making a repeated copy is not for while batches run.
+            self._send_first[entry] = partial(self._device.copy, self._block, own.first_pinned)
 
     def prefill_view(self, bucket: PrefillBucket) -> PrefillInputs:
         """The block cut to `bucket`; equal buckets see equal addresses."""
@@ -299,8 +310,7 @@ class InputBuffers:
 
     def send_first(self, entry: int) -> None:
         """Issue the one copy of an entry's histories and first group straight into the block, which nobody reads then."""
-        _, pinned = self._entries[entry].to_send[0]
-        self._device.copy(self._block, pinned)
+        self._send_first[entry]()
 
     def put_first(self, entry: int) -> None:
         """Bring an entry's histories and its first group into the block; ordered behind the entry's copy by the caller."""

@@ -21,7 +21,8 @@ logger = logging.getLogger(__name__)
 class Segment:
     """A function over static buffers. Segments with an equal key are interchangeable.
 
-    timer: what `run` records into. points: of that timer, the segment's first and last, which the runner records.
+    timer: what `run` records into, None where nothing is. points: of that timer, the segment's first and last, which the
+    runner records.
     kv_lens: the histories' lengths, for graphs that are told them at replay. slot_index: the catalogue slot it reads, None
     where it reads none. is_eager: never captured. before_capture: makes what other segments leave for this one harmless to
     read, since a capture may run it before they ran. captured_by: what would have made a graph of it, for a warning.
@@ -30,8 +31,8 @@ class Segment:
     name: str
     key: Hashable
     run: Callable[[], None]
-    timer: Timer
-    points: tuple[int, int]
+    timer: Timer | None = None
+    points: tuple[int, int] = (0, 1)
     kv_lens: tuple[int, ...] = ()
     slot_index: int | None = None
     is_eager: bool = False
@@ -61,7 +62,7 @@ class _Captured:
     """A graph and the timer of the segment it was made from. Not the segment: that would keep a retired catalogue alive."""
 
     graph: Graph
-    timer: Timer
+    timer: Timer | None
     slot_index: int | None
 
 
@@ -145,7 +146,7 @@ class GraphRunner:
             return all(key in self._graphs for key in keys)
 
     def run(self, segments: Sequence[Segment]) -> list[Timer]:
-        """Run or replay one part of a plan: the prefill, or all rounds of a group. Returns the timers it records into.
+        """Run or replay one part of a plan: the prefill, or all rounds of a group. Returns the timers of segments that have one.
 
         While kernels are searched (`finding`) nothing runs, and the timers are without points.
 
@@ -156,7 +157,7 @@ class GraphRunner:
         if self._found is not None:
             for segment in segments:
                 self._find_kernels(segment, self._found)
-            return [self._device.timer() for _ in segments]
+            return [self._device.timer() for segment in segments if segment.timer is not None]
         found = [
             self._find(segment) if self.is_capturing and not segment.is_eager else None
             for segment in segments
@@ -165,13 +166,15 @@ class GraphRunner:
         for segment, captured in zip(segments, found, strict=True):
             timer = segment.timer if captured is None else captured.timer
             with self._device.segment(segment.name):
-                timer.record(segment.points[0])
+                if timer is not None:
+                    timer.record(segment.points[0])
                 if captured is None:
                     segment.run()
                 else:
                     captured.graph.replay(segment.kv_lens)
-                timer.record(segment.points[1])
-            timers.append(timer)
+                if timer is not None:
+                    timer.record(segment.points[1])
+                    timers.append(timer)
         return timers
 
     def make_room(self, number: int, keep: Container[int | None]) -> int:

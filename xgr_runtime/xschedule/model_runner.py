@@ -33,7 +33,7 @@ from xgr_runtime.xschedule.buffers import GroupInputs, InputBuffers, SharedInput
 from xgr_runtime.xschedule.capacities import Capacities
 from xgr_runtime.xschedule.graph_runner import GraphPlan, Segment
 from xgr_runtime.xschedule.ladder import Ladder
-from xgr_runtime.xschedule.stage_clock import PREFILL_POINTS, RoundMarks
+from xgr_runtime.xschedule.stage_clock import RoundMarks
 
 logger = logging.getLogger(__name__)
 
@@ -175,8 +175,6 @@ class ModelRunner:
             "copies",
             ("copies", num_histories),
             partial(self._copy, num_histories),
-            self._device.timer(),
-            PREFILL_POINTS,
             is_eager=True,
         )
 
@@ -194,9 +192,7 @@ class ModelRunner:
             "prefill",
             prefill_key(bucket),
             partial(self._prefill, ops, bucket, lengths),
-            self._device.timer(),
-            PREFILL_POINTS,
-            lengths.kv_lens,
+            kv_lens=lengths.kv_lens,
             is_eager=not self._device.is_prefill_captured,
             captured_by="the device would have to have room for the graphs of all buckets",
         )

@@ -6,10 +6,13 @@ the segments. Borders of segments are recorded outside of graphs; a device that 
 does not know how long the selections in them take. Where the host issues work faster than the device does it, the stages of
 a batch follow each other without a gap; where it does not, the device's waiting is part of no stage.
 
-A captured graph has one timer, whose points every replay records anew. With several batches in flight the next one may
-have replayed the graph before this one's times are read: what only that timer knew is then unknown. So a batch also
-records the borders of its prefill and of each group's rounds in a timer of its own, which is always right; of a batch that
-captured a graph in between, that includes the capture.
+A batch records the borders of its prefill and of each group's rounds in a timer of its own, which is always right; of a
+batch that captured a graph in between, that includes the capture. What lies inside the rounds is recorded by timers of
+their segments. A captured graph has one timer, whose points every replay records anew: with several batches in flight the
+next one may have replayed the graph before this one's times are read, and what only that timer knew is then unknown.
+
+A device that is idle waits for each point that the host records before the first work. So where a prefill follows the copy
+of its inputs on the same lane, with nothing in between, the end of the one is the beginning of the other.
 """
 
 import math
@@ -21,9 +24,7 @@ from weakref import WeakKeyDictionary
 from xgr_runtime.hal.device import Device, Timer
 from xgr_runtime.xschedule.stage_times import StageTimes
 
-# Points of the prefill's timer (first, last), and how many of the rounds' timer belong to a round: before the round, before
-# its selection, after its selection.
-PREFILL_POINTS = (0, 1)
+# How many points of the rounds' timer belong to a round: before the round, before its selection, after its selection.
 POINTS_OF_ROUND = 3
 
 
@@ -61,8 +62,8 @@ class TimerUses:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """The prefill, or the rounds of a group. place: of its first border among the points of the batch's own timer."""
+class _Rounds:
+    """The rounds of a group. place: of its first border among the points of the batch's own timer."""
 
     timers: Sequence[Timer]
     num_levels: int
@@ -84,8 +85,8 @@ class StageClock:
         """Begin a batch; what an earlier, failed one left is forgotten."""
         self._copies: list[tuple[bool, int]] = []
         self._num_points = 0
-        self._prefill: _Part | None = None
-        self._rounds: list[_Part] = []
+        self._prefill: int | None = None
+        self._rounds: list[_Rounds] = []
         self._uses.num_batches += 1
         self._batch = self._uses.num_batches
 
@@ -97,12 +98,11 @@ class StageClock:
         self._copies.append((is_to_host, place))
 
     @contextmanager
-    def prefill(self) -> Iterator[list[Timer]]:
-        """Brackets the prefill; the timers that its segments record into are to be put into the list."""
-        timers: list[Timer] = []
-        with self._bracket() as place:
-            yield timers
-        self._prefill = self._part(timers, 0, place)
+    def prefill(self, *, is_next: bool = False) -> Iterator[None]:
+        """Brackets the prefill. is_next: nothing was issued since the copies before, which were issued on its lane."""
+        with self._bracket(is_next=is_next) as place:
+            yield
+        self._prefill = place
 
     @contextmanager
     def rounds(self, num_levels: int) -> Iterator[list[Timer]]:
@@ -111,29 +111,28 @@ class StageClock:
         with self._bracket() as place:
             yield timers
         assert len(timers) in (1, num_levels), (len(timers), num_levels)
-        self._rounds.append(self._part(timers, num_levels, place))
-
-    @contextmanager
-    def _bracket(self) -> Iterator[int]:
-        place = self._num_points
-        self._num_points += 2
-        self._timer.record(place)
-        yield place
-        self._timer.record(place + 1)
-
-    def _part(self, timers: Sequence[Timer], num_levels: int, place: int) -> _Part:
         for timer in timers:
             self._uses.last[timer] = self._batch
-        return _Part(timers, num_levels, place)
+        self._rounds.append(_Rounds(timers, num_levels, place))
+
+    @contextmanager
+    def _bracket(self, *, is_next: bool = False) -> Iterator[int]:
+        """is_next: begins at the last point that there is."""
+        place = self._num_points - is_next
+        self._num_points = place + 2
+        if not is_next:
+            self._timer.record(place)
+        yield place
+        self._timer.record(place + 1)
 
     def read(self) -> StageTimes:
         """The times of the batch; only when the device has done all of it."""
         copies_s = [0.0, 0.0]
         for is_to_host, place in self._copies:
-            copies_s[is_to_host] += self._timer.seconds(place, place + 1)
+            copies_s[is_to_host] += self._between(place)
         return StageTimes(
             to_device_s=copies_s[False],
-            prefill_s=self._whole(self._prefill),
+            prefill_s=0.0 if self._prefill is None else self._between(self._prefill),
             rounds_s=tuple(self._levels(part, 0, POINTS_OF_ROUND) for part in self._rounds),
             selects_s=tuple(self._levels(part, 1, 2) for part in self._rounds),
             to_host_s=copies_s[True],
@@ -141,27 +140,27 @@ class StageClock:
             all_rounds_s=tuple(map(self._whole, self._rounds)),
         )
 
-    def _is_known(self, part: _Part) -> bool:
+    def _between(self, place: int) -> float:
+        """Inside a bracket."""
+        return self._timer.seconds(place, place + 1)
+
+    def _is_known(self, part: _Rounds) -> bool:
         """Whether no later batch has recorded into the timers of a part."""
         return all(self._uses.last.get(timer) == self._batch for timer in part.timers)
 
-    def _whole(self, part: _Part | None) -> float:
-        if part is None:
-            return 0.0
+    def _whole(self, part: _Rounds) -> float:
         if not self._is_known(part):
-            return self._timer.seconds(part.place, part.place + 1)
-        if not part.num_levels:
-            return sum(timer.seconds(*PREFILL_POINTS) for timer in part.timers)
+            return self._between(part.place)
         return sum(_read(part, 0, POINTS_OF_ROUND))
 
-    def _levels(self, part: _Part, start: int, end: int) -> tuple[float | None, ...]:
+    def _levels(self, part: _Rounds, start: int, end: int) -> tuple[float | None, ...]:
         """Between two points of each round of a part; None where it is unknown."""
         if not self._is_known(part):
             return (None,) * part.num_levels
         return tuple(map(_known, _read(part, start, end)))
 
 
-def _read(part: _Part, start: int, end: int) -> tuple[float, ...]:
+def _read(part: _Rounds, start: int, end: int) -> tuple[float, ...]:
     firsts = [POINTS_OF_ROUND * level for level in range(part.num_levels)]
     timers = part.timers if len(part.timers) == len(firsts) else [part.timers[0]] * len(firsts)
     return tuple(

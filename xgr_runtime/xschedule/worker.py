@@ -154,9 +154,9 @@ class Worker:
         outcomes: list[BeamOutcome] = []
         end: Event | None = None
         with device.on("compute"):  # entered once: what is entered again inside costs nothing
-            self._issue_inputs(batch, entry)
-            with clock.prefill() as timers:
-                timers += self.graphs.run(plan.before_rounds)
+            is_next = self._issue_inputs(batch, entry)
+            with clock.prefill(is_next=is_next):
+                self.graphs.run(plan.before_rounds)
             for number, group in enumerate(batch.groups):
                 self._issue_rules(group, entry, end)
                 if number:
@@ -198,14 +198,17 @@ class Worker:
         loaded = self._catalogs[group.slot_index]
         return Target(loaded.slot, loaded.head, loaded.slot_index, group.normalization)
 
-    def _issue_inputs(self, batch: Batch, entry: _Entry) -> None:
-        """All groups' and the histories' inputs to the device; the first group's and the histories' where segments read."""
+    def _issue_inputs(self, batch: Batch, entry: _Entry) -> bool:
+        """All groups' and the histories' inputs to the device; the first group's and the histories' where segments read.
+
+        Returns whether the last that was issued is the copy, on `compute`.
+        """
         device, inputs = self._device, self._runner.inputs
         if not self._num_others and len(batch.groups) == 1:
             # There is nothing to copy beside of, and nobody reads the block: the shortest way.
             with device.segment("inputs"), entry.clock.copying(is_to_host=False):
                 inputs.send_first(entry.index)
-            return
+            return True
         with device.segment("inputs", "inputs"):
             with entry.clock.copying(is_to_host=False):
                 inputs.send(entry.index, len(batch.groups))
@@ -213,6 +216,7 @@ class Worker:
         with device.segment("inputs"):
             device.follow(arrived)
             inputs.put_first(entry.index)
+        return False
 
     def _rule_rows(self, group: SearchGroup, entry: _Entry) -> list[int]:
         """The row of `alive` that each search of a group reads."""
