@@ -12,11 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -33,6 +30,7 @@ from tools._bench.device_facts import commit_of, device_facts  # noqa: E402
 from tools._bench.floor import BF16_TFLOPS  # noqa: E402
 from tools._bench.op_check import bound_provider, check_cases, check_work, providers, spec_of  # noqa: E402
 from tools._bench.op_findings import findings  # noqa: E402
+from tools._bench.op_processes import CALLS, check_elsewhere, check_tasks  # noqa: E402
 from tools._bench.op_timing import num_sets, time_calls  # noqa: E402
 from tools._bench.op_work import COPY_TB_PER_S, RIDGE, OpWork, Place  # noqa: E402
 from tools._bench.plain_decoder import strict_float32  # noqa: E402
@@ -44,16 +42,14 @@ from xgr_runtime.hal.providers import load_providers  # noqa: E402
 from xgr_runtime.hal.registry import all_ops  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from xgr_runtime.hal.device import Device
 
 TINY_ITEMS = 3000
 RUNS = 25
-CHECKERS = 14  # processes that check ops at the same time; the compiler of kernels is what takes their time
-CHECK_SHARE = 0.6  # of the time limit: what the checks may take
-# Those whose checks take longest begin first.
-LONG = ("select_beams", "beam_attention", "prefill_attention", "shared_attention", "head_logsumexp")
+# What the checks leave: a call timed by everybody who takes it is 0.14 s on an H200; of a short limit no more than a share.
+TIMED_S, MOST_TIMED = 0.2, 0.4
 
 
 def wanted_ops(patterns: Sequence[str]) -> list[str]:
@@ -87,58 +83,22 @@ def check(device: Device, dtype: torch.dtype, works: Sequence[OpWork]) -> list[d
         ]
 
 
-def cases_of(device: Device, dtype: torch.dtype, works: Sequence[OpWork]) -> list[dict[str, Any]]:
-    """Conformance cases of the works' ops."""
-    names = dict.fromkeys(work.op for work in works)
-    return [entry for name in names for entry in check_cases(all_ops()[name], dtype, device)]
+def cases_of(
+    device: Device, dtype: torch.dtype, names: Iterable[str], only: str = ""
+) -> list[dict[str, Any]]:
+    """Conformance cases of ops; only: of that provider."""
+    return [entry for name in names for entry in check_cases(all_ops()[name], dtype, device, only)]
 
 
-def print_checks(device: Device, dtype: torch.dtype, works: Sequence[OpWork]) -> None:
-    """What `check_elsewhere` reads: a line with the checks, then one with the cases too, which may take long."""
-    found: dict[str, Any] = {"checks": check(device, dtype, works)}
-    print(json.dumps(found), flush=True)
-    print(json.dumps({**found, "parity": cases_of(device, dtype, works)}), flush=True)
-
-
-def ask_checks(args: argparse.Namespace, name: str, seconds: float) -> dict[str, Any]:
-    """An op's checks out of a process of its own; `lost` and `late` say what did not come of them."""
-    command = [sys.executable, __file__, "--check", "--op", name]
-    command += ["--device", args.device, "--dtype", args.dtype, "--items", str(args.items)]
-    late: list[dict[str, str]] = []
-    try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, check=False, timeout=seconds)
-        output, ended = done.stdout, f"with {done.returncode}"
-    except subprocess.TimeoutExpired as error:
-        output, ended = error.stdout or b"", f"after {seconds:.0f} s"
-        late = [{"row": f"{name}: conformance cases", "reason": "no time was left"}]
-    lines = output.decode(errors="replace").splitlines()
-    for line in reversed(lines):  # of a process that was killed the last one may be cut
-        try:
-            found: dict[str, Any] = json.loads(line)
-        except ValueError:
-            continue
-        is_lost = "parity" not in found and not late
-        lost = f"its conformance cases ended {ended} and no report"
-        return {**found, "late": late, "lost": [{"row": name, "reason": lost}] if is_lost else []}
-    if late:
-        return {"late": [{"row": name, "reason": f"its check was not done {ended}"}]}
-    return {"lost": [{"row": name, "reason": f"its check ended {ended} and no report"}]}
-
-
-def check_elsewhere(args: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
-    """Each op in a process of its own, several at a time: one that crashes loses itself alone, and kernels are compiled."""
-    end_s = time.monotonic() + CHECK_SHARE * args.time_limit
-    merged: dict[str, Any] = {"parity": [], "checks": [], "lost": [], "late": []}
-    with ThreadPoolExecutor(min(CHECKERS, max(1, (os.cpu_count() or 2) - 2))) as pool:
-        ordered = sorted(names, key=lambda name: name not in LONG)
-        asked = [
-            pool.submit(lambda n: ask_checks(args, n, max(1.0, end_s - time.monotonic())), name)
-            for name in ordered
-        ]
-        for answer in asked:
-            for key, entries in answer.result().items():
-                merged[key] += entries
-    return merged
+def print_checks(args: argparse.Namespace, device: Device, place: Place, num_items: int) -> None:
+    """What `ask_checks` reads: a line with the checks of calls, then one with those of the cases too, which may take long."""
+    names, found = wanted_ops(args.op), dict[str, Any]()
+    if args.only in ("", CALLS):
+        found["checks"] = check(device, place.dtype, list(all_works(place, num_items, names)))
+        print(json.dumps(found), flush=True)
+    if args.only != CALLS:
+        found["parity"] = cases_of(device, place.dtype, names, args.only)
+        print(json.dumps(found), flush=True)
 
 
 def measure(
@@ -194,7 +154,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     place = Place(device.torch_device, dtype, args.tiny)
     num_items = min(args.items, TINY_ITEMS) if args.tiny else args.items
     if args.check:
-        print_checks(device, dtype, list(all_works(place, num_items, wanted)))
+        print_checks(args, device, place, num_items)
         return {}
     file = ReportFile(args.out, takes_failed=args.even_failed)
     report: dict[str, Any] = {
@@ -208,11 +168,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "failures": not_loaded,
     }
     works = list(all_works(place, num_items, wanted))
+    names = list(dict.fromkeys(work.op for work in works))
     if args.tiny:
         found: dict[str, Any] = {"checks": check(device, dtype, works), "parity": []}
-        found["parity"] = cases_of(device, dtype, works) if args.cases else []
+        found["parity"] = cases_of(device, dtype, names) if args.cases else []
     else:
-        found = check_elsewhere(args, list(dict.fromkeys(work.op for work in works)))
+        reserved_s = min(TIMED_S * len(works), MOST_TIMED * args.time_limit)
+        found = check_elsewhere(__file__, args, check_tasks(names, device.kind), end_s - reserved_s)
     progress(f"checked {len(works)} calls, {end_s - time.monotonic():.0f} s are left")
     good = sort_out(report, found)
     file.keep(report, [work.name for work in works])
@@ -275,6 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--time-limit", type=number(1, 1e6), default=600.0, help="seconds")
     parser.add_argument("--commit", default="", help="where there is no git: what is measured")
     parser.add_argument("--check", action="store_true", help="only what precedes the timing")
+    parser.add_argument("--only", default="", help="with --check: calls, or a provider's cases")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes: tries the tool")
     parser.add_argument("--cases", action="store_true", help="with --tiny: conformance cases too")
     parser.add_argument(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 
 from tools import bench_engine, bench_ops
-from tools._bench import op_attention, op_search
+from tools._bench import op_attention, op_processes, op_search
 from tools._bench.op_findings import findings
 from tools._bench.op_timing import num_sets
 from tools._bench.op_work import Place
@@ -117,28 +117,64 @@ def test_a_name_of_no_op_is_an_error_and_the_file_stays(tmp_path: Path) -> None:
     assert out.read_text() == "good results of before"
 
 
+def answer_of(
+    monkeypatch: pytest.MonkeyPatch, only: str, output: bytes, code: int | None
+) -> dict[str, Any]:
+    """What becomes of a process that printed that; code None: it had not ended in time."""
+
+    def run(command: list[str], **options: object) -> object:
+        assert command[command.index("--only") + 1] == only
+        if code is None:
+            raise subprocess.TimeoutExpired(command, 1, output=output)
+        return subprocess.CompletedProcess(command, code, output)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    args = argparse.Namespace(device="cpu", dtype="float32", items=1)
+    return op_processes.ask_checks(bench_ops.__file__, args, "rms_norm", only, 1.0)
+
+
 def test_checks_of_a_process_that_had_no_time_for_all_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The line of the checks came, that of the cases was cut."""
-    lines = b'{"checks": [1]}\n{"checks": [1], "par'
-    args = argparse.Namespace(device="cpu", dtype="float32", items=1)
+    """The line of the checks came, that of the cases was cut; or all came, and the process had not ended."""
+    cut = answer_of(monkeypatch, "", b'{"checks": [1]}\n{"checks": [1], "par', None)
+    assert (cut["checks"], "lost" in cut) == ([1], False)
+    assert [entry["row"] for entry in cut["late"]] == ["rms_norm: conformance cases"]
+    assert answer_of(monkeypatch, "", b"", None).keys() == {"late"}
+    whole = b'{"checks": [1]}\n{"checks": [1], "parity": [2]}\n'
+    assert answer_of(monkeypatch, "", whole, None) == {"checks": [1], "parity": [2]}
+    late = answer_of(monkeypatch, "triton", b"", None)
+    assert [entry["row"] for entry in late["late"]] == ["rms_norm by triton: conformance cases"]
 
-    def late(command: object, **options: object) -> None:
-        raise subprocess.TimeoutExpired("x", 1, output=lines)
 
-    monkeypatch.setattr(subprocess, "run", late)
-    found = bench_ops.ask_checks(args, "rms_norm", 1.0)
-    assert (found["checks"], found["lost"]) == ([1], [])
-    assert [entry["row"] for entry in found["late"]] == ["rms_norm: conformance cases"]
-    lines = b""
-    assert bench_ops.ask_checks(args, "rms_norm", 1.0).keys() == {"late"}
+def test_checks_of_a_process_that_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    died = answer_of(monkeypatch, "", b'{"checks": [1]}\n', -11)
+    assert died["checks"] == [1]
+    assert "with -11" in died["lost"][0]["reason"]
+    assert answer_of(monkeypatch, "calls", b"", 1)["lost"][0]["row"] == "rms_norm"
+    assert "lost" not in answer_of(monkeypatch, "calls", b'{"checks": [1]}\n', 0)
+    assert "lost" not in answer_of(monkeypatch, "triton", b'{"parity": [1]}\n', 0)
 
-    def died(command: object, **options: object) -> object:
-        return subprocess.CompletedProcess((), -11, b'{"checks": [1]}\n')
 
-    monkeypatch.setattr(subprocess, "run", died)
-    assert "with -11" in bench_ops.ask_checks(args, "rms_norm", 1.0)["lost"][0]["reason"]
+def test_the_processes_of_the_checks_do_everything_once() -> None:
+    names = ["rms_norm", "beam_attention", "linear"]
+    tasks = op_processes.check_tasks(names, "cpu")
+    assert tasks[0][0] == "beam_attention"
+    assert tasks[-2:] == [("rms_norm", ""), ("linear", "")]
+    assert {what for name, what in tasks if name == "beam_attention"} == {"parts", "calls"}
+    assert len(set(tasks)) == len(tasks)
+
+
+def test_checks_of_real_processes() -> None:
+    """Of a provider's cases; of one that is not there nothing."""
+    args = argparse.Namespace(device="cpu", dtype="float32", items=1000)
+    assert op_processes.ask_checks(bench_ops.__file__, args, "rms_norm", "wrong name", 60.0) == {
+        "parity": []
+    }
+    found = op_processes.ask_checks(bench_ops.__file__, args, "beam_attention", "parts", 60.0)
+    assert [(e["op"], e["provider"], e["failed"]) for e in found["parity"]] == [
+        ("beam_attention", "parts", 0)
+    ]
 
 
 def test_no_device_is_said_in_a_line(

@@ -54,11 +54,13 @@ def _with_parts(op: Op[..., object], spec: OpSpec, fn: Fn) -> Fn:
     return lambda **args: fn(parts, **args)
 
 
-def check_cases(op: Op[..., object], dtype: torch.dtype, device: Device) -> list[dict[str, Any]]:
-    """The conformance cases of every provider."""
+def check_cases(
+    op: Op[..., object], dtype: torch.dtype, device: Device, only: str = ""
+) -> list[dict[str, Any]]:
+    """The conformance cases of every provider, or of that one."""
     found = []
     for provider, fn in implementations(op, device.kind):
-        if provider == REFERENCE:
+        if provider == REFERENCE or only not in ("", provider):
             continue
         entry = check_provider(op, provider, fn, dtype, device)
         found.append(
