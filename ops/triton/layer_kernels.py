@@ -14,7 +14,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _normalised(x_RM, weight_M, eps, M: tl.constexpr, dtype: tl.constexpr):
+def normalised(x_RM, weight_M, eps, M: tl.constexpr, dtype: tl.constexpr):
     """Rows of x (fp32, zero behind M) normalised, rounded to dtype and weighted; fp32 that dtype holds but for one rounding."""
     mean_R = tl.sum(x_RM * x_RM, axis=1) / M
     scaled_RM = (x_RM * tl.rsqrt(mean_R + eps)[:, None]).to(dtype).to(tl.float32)
@@ -44,7 +44,7 @@ def rms_norm_kernel(
         is_used_RM = (row_R[:, None] < num_rows) & (m_M[None, :] < M)
         place_R = row_R // INNER * outer_stride + row_R % INNER * inner_stride
         x_RM = tl.load(x_ptr + place_R[:, None] + m_M[None, :], mask=is_used_RM, other=0.0)
-        out_RM = _normalised(x_RM.to(tl.float32), weight_M, eps, M, out_ptr.dtype.element_ty)
+        out_RM = normalised(x_RM.to(tl.float32), weight_M, eps, M, out_ptr.dtype.element_ty)
         tl.store(
             out_ptr + row_R[:, None] * M + m_M[None, :],
             out_RM.to(out_ptr.dtype.element_ty),
@@ -79,7 +79,7 @@ def add_rms_norm_kernel(
         residual_RM = tl.load(residual_ptr + place_RM, mask=is_used_RM, other=0.0)
         sum_RM = (x_RM.to(tl.float32) + residual_RM.to(tl.float32)).to(out_ptr.dtype.element_ty)
         tl.store(residual_ptr + place_RM, sum_RM, mask=is_used_RM)
-        out_RM = _normalised(sum_RM.to(tl.float32), weight_M, eps, M, out_ptr.dtype.element_ty)
+        out_RM = normalised(sum_RM.to(tl.float32), weight_M, eps, M, out_ptr.dtype.element_ty)
         tl.store(
             out_ptr + row_R[:, None] * M + m_M[None, :],
             out_RM.to(out_ptr.dtype.element_ty),

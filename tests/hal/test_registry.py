@@ -317,6 +317,7 @@ def test_the_contract_names() -> None:
         "add_rms_norm",
         "beam_attention",
         "children_logsumexp",
+        "embedding_rms_norm_cos_sin",
         "flag_failed_searches",
         "head_logits",
         "head_logsumexp",

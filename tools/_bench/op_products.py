@@ -1,4 +1,4 @@
-"""Products, norms and activations of a layer at the sizes of Qwen3-0.6B and 1.7B.
+"""Products, norms and activations of a layer, and what precedes the first one, at the sizes of Qwen3-0.6B and 1.7B.
 
 Rows: 512 and 4,096 are the beams of one request and of eight with 512 each, 8,192 the tokens of eight histories of 1,024,
 40,000 those of eight of 5,000.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.nn import functional
 
 from tools._bench.floor import SHAPES, ModelShape
@@ -17,10 +18,11 @@ from xgr_runtime.conformance.op_case import OpCase
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    import torch
-
 ROWS = (512, 4096, 8192)
 MOST_ROWS = 40_000
+# few: the beams of a small request, and its new tokens behind cached ones
+BEGUN_ROWS = (32, 128, 512, 4096, MOST_ROWS)
+VOCABULARY, CODES = 176_512, 8192
 EPS = 1e-6
 TINY = ModelShape(32, 48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16)
 
@@ -35,6 +37,8 @@ def works(place: Place) -> Iterator[OpWork]:
         for count in (5,) if place.is_tiny else (4096, MOST_ROWS):
             yield from _norms(place, name, shape, count)
             yield _silu(place, name, shape, count)
+        for count in (5,) if place.is_tiny else BEGUN_ROWS:
+            yield _begun(place, name, shape, count)
 
 
 def _products(place: Place, model: str, shape: ModelShape, rows: int) -> Iterator[OpWork]:
@@ -147,6 +151,31 @@ def _norms(place: Place, model: str, shape: ModelShape, rows: int) -> Iterator[O
     num_bytes = place.dtype.itemsize * 2.0 * rows * size
     yield OpWork("rms_norm", label, draw, 0.0, num_bytes, {"torch": by_torch})
     yield OpWork("add_rms_norm", label, draw_add, 0.0, 2 * num_bytes)
+
+
+def _begun(place: Place, model: str, shape: ModelShape, rows: int) -> OpWork:
+    """Embeddings of codes, as a step has them, with their norm, cosines and sines."""
+    size, dim, label = shape.hidden_size, shape.head_dim, f"{model}, {rows} rows"
+    vocabulary, codes = (64, 32) if place.is_tiny else (VOCABULARY, CODES)
+
+    def draw(seed: int) -> OpCase:
+        code_T = place.permutation(seed, max(rows, codes))[:rows] % codes
+        pair = torch.arange(dim // 2, device=place.device)
+        args = {
+            "embedding_VM": place.normal(seed + 1, vocabulary, size),
+            "id_T": code_T.int(),
+            "token_of_C": place.permutation(seed + 2, vocabulary)[:codes],
+            "norm_weight_M": 1 + place.normal(seed + 3, size, scale=0.1),
+            "eps": EPS,
+            "position_T": torch.arange(rows, device=place.device),
+            "frequency_D": (1e6 ** (-2.0 * pair / dim)).repeat(2),
+        }
+        return OpCase(label, args, {"T": rows, "N": rows, "M": size, "D": dim})
+
+    # a row of the embedding is read at most once, whoever asks for it again
+    elements = (2 * rows + min(rows, codes)) * size
+    num_bytes = float(place.dtype.itemsize * elements + rows * (4 + 8 + 8 * dim))
+    return OpWork("embedding_rms_norm_cos_sin", label, draw, 0.0, num_bytes)
 
 
 def _silu(place: Place, model: str, shape: ModelShape, rows: int) -> OpWork:

@@ -28,6 +28,7 @@ HISTORY_OPS = ("prefill_attention", "shared_attention")
 LAYER_OPS = (
     "add_rms_norm",
     "copy_page_starts",
+    "embedding_rms_norm_cos_sin",
     "rms_norm",
     "rope_write_shared_kv",
     "rope_write_unshared_kv",
@@ -45,7 +46,13 @@ BEAM_OPS = (
 # What a GPU's own Triton has and the oldest one here, Ascend's, does not: types of one bit in its interpreter, early starts,
 # descriptors. Kernels for CUDA alone need no more than the former.
 OLDEST_OF_GPUS = (3, 4)
-NEEDS_NEWER = ("rope_write_shared_kv", "rope_write_unshared_kv", "select_beams")
+NEWER_MODULE = "xgr_ops.cuda.embedding"
+NEEDS_NEWER = (
+    "embedding_rms_norm_cos_sin",
+    "rope_write_shared_kv",
+    "rope_write_unshared_kv",
+    "select_beams",
+)
 NUM_PARTS = 3  # of the inner dim
 NORM_ROWS = 4  # that a program normalises
 # rows, inputs, query heads, KV heads, head dim: four heads a program, and one
@@ -71,10 +78,10 @@ class InterpretedGpu(CpuDevice):
 def check_cuda(report: Report) -> None:
     """Parity of attention over histories, of layers, beams, the head and sums of parts, then attention with small tiles and split keys."""
     attention: Any = import_module(ATTENTION)
-    for module in OTHERS:
-        import_module(module)
     version = import_module("triton").__version__
     is_new = tuple(map(int, version.split(".")[:2])) >= OLDEST_OF_GPUS
+    for module in (*OTHERS, NEWER_MODULE) if is_new else OTHERS:
+        import_module(module)
     left_out = () if is_new else NEEDS_NEWER
     for dtype in DTYPES:
         for op_name in (*HISTORY_OPS, *LAYER_OPS):

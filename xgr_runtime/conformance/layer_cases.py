@@ -8,6 +8,38 @@ import torch
 from xgr_runtime.conformance.op_case import Args, OpCase, normal
 
 MATRIX_SHAPES = {"one": (1, 2), "odd": (3, 6), "not a power of two": (17, 48), "wide": (512, 64)}
+# rows, hidden size, head dim: several rows a program, the last ones of which may be none, and one
+EMBEDDING_SHAPES = {
+    "one": (1, 2, 2),
+    "odd": (3, 6, 6),
+    "heads wider than rows": (17, 48, 80),
+    "a tile and a row": (33, 64, 16),
+    "one row a program": (9, 2048, 128),
+    "not a power of two": (5, 1100, 128),
+}
+VOCABULARY, CODES, LAST_POSITION = 41, 23, 40_959
+
+
+def embedding_rms_norm_cos_sin(dtype: torch.dtype) -> Iterator[OpCase]:
+    """Tokens by themselves and by codes of either width; positions up to the longest that models have."""
+    for label, (rows, size, dim) in EMBEDDING_SHAPES.items():
+        row_T = torch.arange(rows)
+        token_of_C = (torch.arange(CODES) * 7 + 3) % VOCABULARY
+        args = {
+            "embedding_VM": normal(26, VOCABULARY, size, dtype=dtype) / 4,
+            "norm_weight_M": 1 + normal(27, size, dtype=dtype) / 8,
+            "eps": 1e-5,
+            "position_T": LAST_POSITION - row_T * 31 * (row_T % 2) if rows > 1 else row_T,
+            "frequency_D": 1e6 ** (-torch.arange(dim // 2) / (dim // 2)).repeat(2),
+        }
+        dims = {"T": rows, "M": size, "D": dim}
+        for what, id_T, token_of in (
+            ("tokens", row_T * 5 % VOCABULARY, None),
+            ("int32 codes", (row_T * 5 % CODES).int(), token_of_C),
+            ("int64 codes", CODES - 1 - row_T % CODES, token_of_C),
+        ):
+            ids = {"id_T": id_T, "token_of_C": token_of}
+            yield OpCase(f"{label}, {what}", {**args, **ids}, dims)
 
 
 def rms_norm(dtype: torch.dtype) -> Iterator[OpCase]:

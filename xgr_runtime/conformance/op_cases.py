@@ -17,6 +17,7 @@ from xgr_runtime.conformance.cache_cases import (
 )
 from xgr_runtime.conformance.layer_cases import (
     add_rms_norm,
+    embedding_rms_norm_cos_sin,
     rms_norm,
     rotary_embedding,
     silu_mul,
@@ -70,6 +71,7 @@ GENERATORS: Mapping[str, Generator] = {
         rope_write_unshared_kv,
         linear_rope_write_shared_kv,
         linear_rope_write_unshared_kv,
+        embedding_rms_norm_cos_sin,
         rms_norm,
         add_rms_norm,
         rotary_embedding,

@@ -10,6 +10,7 @@ PROVIDER_MODULES: dict[str, tuple[str, ...]] = {
         "xgr_ops.cuda.stream",
         "xgr_ops.cuda.qkv",
         "xgr_ops.cuda.layers",
+        "xgr_ops.cuda.embedding",
         "xgr_ops.cuda.cache",
         "xgr_ops.cuda.head",
         "xgr_ops.cuda.matmul",
