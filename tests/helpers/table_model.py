@@ -130,7 +130,7 @@ class TableRecModel:
 
     def step(self, ops: Any, inputs: StepInputs, kv: KVCaches) -> torch.Tensor:
         k_rows, v_rows = kv.unshared.k_rows(0), kv.unshared.v_rows(0)
-        values = inputs.token_ids_N.float()[:, None, None]
+        values = inputs.token_ids.float()[:, None, None]
         ops.write_unshared_kv(values, values, k_rows, v_rows, inputs.slot_N, inputs.round - 1)
         prompts = self._prompts(inputs.page_table_HP, inputs.kv_len_H, kv)
         starts, positions = inputs.row_start_H1.tolist(), inputs.positions_N.tolist()

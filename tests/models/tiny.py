@@ -176,7 +176,7 @@ class PackedBatch:
             starts.append(starts[-1] + len(row))
         dummy = torch.tensor([self.kv.unshared.dummy_slot], dtype=torch.int32)
         return StepInputs(
-            token_ids_N=torch.tensor([*flat, 0]),
+            ids_N=torch.tensor([*flat, 0]),
             positions_N=torch.tensor([*positions, 0]),
             page_table_HP=self.page_table,
             kv_len_H=self.kv_len,

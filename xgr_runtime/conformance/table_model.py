@@ -110,7 +110,7 @@ class TableModel:
     def step(self, ops: Any, inputs: StepInputs, kv: KVCaches) -> torch.Tensor:
         """Write one own token per row; the state behind the history's prompt and the row's own tokens."""
         k_rows, v_rows = kv.unshared.k_rows(0), kv.unshared.v_rows(0)
-        k_NGD = self._keys(inputs.token_ids_N)
+        k_NGD = self._keys(inputs.token_ids)
         ops.write_unshared_kv(k_NGD, -k_NGD, k_rows, v_rows, inputs.slot_N, inputs.round - 1)
         row_N1 = torch.arange(inputs.slot_N.shape[0], device=inputs.slot_N.device).unsqueeze(1)
         history_N = (row_N1 >= inputs.row_start_H1[1:]).sum(1)

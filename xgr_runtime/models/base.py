@@ -62,13 +62,14 @@ class ContextInputs:
 class StepInputs:
     """One decode step of N beam rows.
 
-    token_ids_N, positions_N: int64 [N]. page_table_HP, kv_len_H, kv_lens: as in ContextInputs. row_start_H1: int32 [H + 1],
+    ids_N: [N], int64 tokens, or codes of any whole numbers where token_of_C is given: int64 [C], the token of each code.
+    positions_N: int64 [N]. page_table_HP, kv_len_H, kv_lens: as in ContextInputs. row_start_H1: int32 [H + 1],
     beam rows of each history. slot_N: int32 [N], slot of each row in the unshared KV. max_rows, max_kv: static upper
     bounds of rows and kv_len per history. round: >= 1; the step writes unshared position round - 1 and attends to
     `round` own tokens.
     """
 
-    token_ids_N: torch.Tensor
+    ids_N: torch.Tensor
     positions_N: torch.Tensor
     page_table_HP: torch.Tensor
     kv_len_H: torch.Tensor
@@ -78,6 +79,14 @@ class StepInputs:
     max_kv: int
     kv_lens: tuple[int, ...]
     round: int
+    token_of_C: torch.Tensor | None = None
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """int64 [N], for models that do not look tokens up and embed them in one."""
+        if self.token_of_C is None:
+            return self.ids_N
+        return self.token_of_C.index_select(0, self.ids_N)
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ import torch
 from xgr_runtime.errors import CheckpointError
 from xgr_runtime.hal.bound import BoundOps
 from xgr_runtime.kvcache.layout import KVGroup, KVSpec
-from xgr_runtime.models.base import ContextInputs, KVCaches, PackedInputs, StepInputs
+from xgr_runtime.models.base import ContextInputs, KVCaches, StepInputs
 from xgr_runtime.models.decoder_config import DecoderConfig
 from xgr_runtime.models.head import Head
-from xgr_runtime.models.layers.attention import SelfAttention
+from xgr_runtime.models.layers.attention import CosSin, SelfAttention
 from xgr_runtime.models.layers.linear import (
     StreamLinear,
     StreamRows,
@@ -26,7 +26,7 @@ from xgr_runtime.models.layers.linear import (
 )
 from xgr_runtime.models.layers.mlp import GatedMlp, load_mlp
 from xgr_runtime.models.layers.parallel import ParallelContext
-from xgr_runtime.models.layers.rotary import Rotary
+from xgr_runtime.models.layers.rotary import rotary_frequency
 from xgr_runtime.models.weights import WeightReader
 
 
@@ -71,14 +71,19 @@ class Decoder:
         self._embedding_VM = embedding_VM
         self._layers = layers
         self._final_norm_M = final_norm_M
-        self._rotary = Rotary(config.head_dim, config.rope_theta, embedding_VM.device)
+        self._frequency_D = rotary_frequency(
+            config.head_dim, config.rope_theta, embedding_VM.device
+        )
 
     def context(self, ops: BoundOps, inputs: ContextInputs, kv: KVCaches) -> torch.Tensor:
         """Write the histories' keys and values; [H, M] after the final norm at last_row_H."""
         eps = self.config.eps
-        cos_sin = self._rotary.cos_sin(inputs.positions_T)
-        residual = self._embed(inputs.packed)
-        rows = StreamRows(residual, self._layers[0].attention_norm_M, eps)
+        packed = inputs.packed
+        rows, cos_sin = self._begin(ops, packed.token_ids_T, None, inputs.positions_T)
+        residual = rows.residual_NM
+        if packed.embeds_EM is not None and packed.embed_positions_E is not None:
+            residual.index_copy_(0, packed.embed_positions_E, packed.embeds_EM)
+            rows = StreamRows(residual, self._layers[0].attention_norm_M, eps)
         for layer, next_norm_M in zip(self._layers, self._next_norms(), strict=True):
             is_last = layer is self._layers[-1]
             x = layer.attention.context(ops, rows, cos_sin, inputs, kv, last_only=is_last)
@@ -92,9 +97,8 @@ class Decoder:
     def step(self, ops: BoundOps, inputs: StepInputs, kv: KVCaches) -> torch.Tensor:
         """Write one own token per beam row; [N, M] after the final norm."""
         eps = self.config.eps
-        cos_sin = self._rotary.cos_sin(inputs.positions_N)
-        residual = self._embed(PackedInputs(inputs.token_ids_N))
-        rows = StreamRows(residual, self._layers[0].attention_norm_M, eps)
+        rows, cos_sin = self._begin(ops, inputs.ids_N, inputs.token_of_C, inputs.positions_N)
+        residual = rows.residual_NM
         for layer, next_norm_M in zip(self._layers, self._next_norms(), strict=True):
             x = layer.attention.step(ops, rows, cos_sin, inputs, kv)
             rows = StreamRows(residual, layer.mlp_norm_M, eps, (x, layer.attention.out))
@@ -102,11 +106,19 @@ class Decoder:
             rows = StreamRows(residual, next_norm_M, eps, (x, layer.mlp.down))
         return rows.normed(ops)
 
-    def _embed(self, packed: PackedInputs) -> torch.Tensor:
-        x_TM = self._embedding_VM.index_select(0, packed.token_ids_T)
-        if packed.embeds_EM is not None and packed.embed_positions_E is not None:
-            x_TM.index_copy_(0, packed.embed_positions_E, packed.embeds_EM)
-        return x_TM
+    def _begin(
+        self,
+        ops: BoundOps,
+        id_T: torch.Tensor,
+        token_of_C: torch.Tensor | None,
+        position_T: torch.Tensor,
+    ) -> tuple[StreamRows, CosSin]:
+        """The stream of the tokens' embeddings, normalised for the first layer, and what heads are turned by."""
+        norm_M, eps = self._layers[0].attention_norm_M, self.config.eps
+        residual, rows_TM, cos_TD, sin_TD = ops.embedding_rms_norm_cos_sin(
+            self._embedding_VM, id_T, token_of_C, norm_M, eps, position_T, self._frequency_D
+        )
+        return StreamRows(residual, norm_M, eps, known_NM=rows_TM), (cos_TD, sin_TD)
 
     def _next_norms(self) -> tuple[torch.Tensor, ...]:
         """Per layer, the norm that follows it: the next layer's first, or the final one."""

@@ -322,7 +322,7 @@ class ModelRunner:
     def _step(self, rounds: _Rounds, parents: BeamRows, level: int) -> torch.Tensor:
         bucket, inputs = rounds.bucket, rounds.group
         step = StepInputs(
-            token_ids_N=rounds.target.slot.token_of[level - 1].index_select(0, parents.codes_N),
+            ids_N=parents.codes_N,
             positions_N=inputs.positions[level - 1],
             page_table_HP=rounds.shared.page_table_HP,
             kv_len_H=rounds.shared.kv_lens_H,
@@ -332,6 +332,7 @@ class ModelRunner:
             max_kv=rounds.shared_bucket.max_kv,
             kv_lens=rounds.kv_lens,
             round=level,
+            token_of_C=rounds.target.slot.token_of[level - 1],
         )
         return self._model.step(rounds.ops, step, self.kv)
 

@@ -64,17 +64,21 @@ class StreamRows:
     """Normalised rows of the residual stream for the product that reads them, once: only then are they computed.
 
     added: what the stream still lacks: inputs [N, I] and the product of them that is added. residual_NM is MUTATED when the
-    rows are read. A reader that can make both products in one op takes `product` in place of `normed`.
+    rows are read. A reader that can make both products in one op takes `product` in place of `normed`. known_NM: the rows, where
+    what began the stream has computed them.
     """
 
     residual_NM: torch.Tensor
     norm_weight_M: torch.Tensor
     eps: float
     added: tuple[torch.Tensor, StreamLinear] | None = None
+    known_NM: torch.Tensor | None = None
 
     def normed(self, ops: BoundOps) -> torch.Tensor:
         """The rows, [N, M]."""
         norm = (self.residual_NM, self.norm_weight_M, self.eps)
+        if self.known_NM is not None:
+            return self.known_NM
         if self.added is None:
             x_NM: torch.Tensor = ops.rms_norm(*norm)
         else:
