@@ -239,6 +239,12 @@ def test_the_section_is_written_and_its_age_noticed(tmp_path: Path) -> None:
     assert line.count("| 33% |") == 2
     assert line.endswith("| 33% | FlashRec 882, NVIDIA 307.9 |")
     assert "| 0.100 (0.100-0.100) | 1 TFLOP/s | 50% | by its parts 0.300 |" in text
+    results.engine["memory"]["start"]["kernels_compiled_before"] = 54
+    results.ops["rows"][0].update(dict.fromkeys(("p20_ms", "median_ms", "p80_ms"), 0.00974))
+    write(results, tmp_path)
+    assert plot_results.main([], readme, tmp_path) == 0
+    assert "graphs captured, 54 kernels compiled before" in readme.read_text()
+    assert "| 0.0097 (0.0097-0.0097) |" in readme.read_text()
     results.engine["rows"][0]["median_ms"] *= 1.01
     write(results, tmp_path)
     assert plot_results.main(["--check"], readme, tmp_path) == 1
@@ -256,8 +262,13 @@ def test_one_file_without_the_other_is_an_error(tmp_path: Path) -> None:
 def test_the_plot_holds_every_row(tmp_path: Path) -> None:
     (tmp_path / PLOT).write_text(svg(made_up()))
     root = ElementTree.parse(tmp_path / PLOT).getroot()
-    texts = {element.text for element in root.iter("{http://www.w3.org/2000/svg}text")}
-    assert {row.name for row in ROWS} <= texts
+    elements = list(root.iter("{http://www.w3.org/2000/svg}text"))
+    assert {row.name for row in ROWS} <= {element.text for element in elements}
+    width = float(root.attrib["viewBox"].split()[2])
+    for element in elements:  # a letter is a little over half as wide as it is high
+        length = 0.6 * float(element.attrib["font-size"]) * len(element.text or "")
+        end = {"start": length, "middle": length / 2, "end": 0}[element.attrib["text-anchor"]]
+        assert length - end <= float(element.attrib["x"]) <= width - end
 
 
 def test_a_row_is_compared_with_the_committed_one() -> None:

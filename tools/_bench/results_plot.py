@@ -13,8 +13,8 @@ from tools._bench.results_text import OTHERS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LEFT, RIGHT, TOP, STEP = 250, 60, 52, 34
-WIDTH = 900
+LEFT, RIGHT, TOP, STEP = 290, 90, 52, 34  # right: room for the name of the last mark
+WIDTH, FIGURES = 960, 40  # figures: the column of milliseconds, where no mark can lie on them
 TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 LEVEL, VOCAB, FLOOR, OTHER = "#2b6cb0", "#90cdf4", "#1a202c", "#c05621"
 
@@ -30,7 +30,7 @@ def svg(results: Results) -> str:
     lines = [head, ground, *_legend(), *_axis(results, height)]
     for number, row in enumerate(ROWS):
         top = TOP + STEP * number
-        lines.append(_text(LEFT - 8, top + 17, row.name, "end"))
+        lines.append(_text(LEFT - FIGURES, top + 17, row.name, "end"))
         for place, (normalization, colour) in enumerate((("level", LEVEL), ("vocab", VOCAB))):
             found, y = engine_row(results, row, normalization), top + 4 + 11 * place
             if found is None:
@@ -38,7 +38,7 @@ def svg(results: Results) -> str:
             start, end = _x(results, _low(results)), _x(results, found["median_ms"])
             lines.append(_rect(start, y, end - start, 9, colour))
             lines.append(_rect(_x(results, found["floor_ms"]) - 1, y - 1, 2, 11, FLOOR))
-            lines.append(_text(end + 4, y + 9, f"{found['median_ms']:.1f}", "start", size=9))
+            lines.append(_text(LEFT - 5, y + 8, f"{found['median_ms']:.1f}", "end", size=9))
         for who, ms in OTHERS.get(row.name, ()):
             x = _x(results, ms)
             lines.append(f'<circle cx="{x:.1f}" cy="{top + 14}" r="4" fill="{OTHER}"/>')

@@ -147,7 +147,8 @@ def _lines(results: Results) -> Iterator[str]:
 def _start(part: dict[str, Any]) -> str:
     start = part["start"]
     compiled = start.get("kernels_compiled_before")
-    kernels = "kernels compiled then" if compiled == 0 else "kernels compiled before"
+    count = f"{compiled:,} " if compiled else ""  # of all that this machine has compiled by then
+    kernels = "kernels compiled then" if compiled == 0 else f"{count}kernels compiled before"
     return f"started in {start['seconds']:.0f} s with {start['graphs']} graphs captured, {kernels}"
 
 
@@ -172,12 +173,17 @@ def _op_line(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     is_products = row["bound_by"] == "compute"
     rate = f"{row['tflops']:,.0f} TFLOP/s" if is_products else f"{row['gb_per_s']:,.0f} GB/s"
     others = [
-        f"{'by its parts' if other['provider'] == 'parts' else other['provider']} {other['median_ms']:.3f}"
+        f"{'by its parts' if other['provider'] == 'parts' else other['provider']} {_short_time(other['median_ms'])}"
         for other in rows
         if (other["op"], other["label"]) == (row["op"], row["label"]) and not other["is_bound"]
     ]
-    low, median, high = (f"{row[name]:.3f}" for name in ("p20_ms", "median_ms", "p80_ms"))
+    low, median, high = (_short_time(row[name]) for name in ("p20_ms", "median_ms", "p80_ms"))
     return (
         f"| `{row['op']}` | {row['label']} | {row['provider']} | {median} ({low}-{high}) | {rate} | "
         f"{row['share_of_floor']:.0%} | {'; '.join(others)} |"
     )
+
+
+def _short_time(ms: float) -> str:
+    """Three digits or more of a kernel's time."""
+    return f"{ms:.3f}" if ms >= 0.1 else f"{ms:.4f}"
