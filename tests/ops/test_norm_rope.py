@@ -1,10 +1,11 @@
-"""Norms, rotary embedding and gated activation against numpy in float64."""
+"""Norms, embeddings, rotary embedding and gated activation against numpy in float64."""
 
 import numpy as np
 import pytest
 import torch
 
 from xgr_runtime.hal.ops.activation import silu_mul
+from xgr_runtime.hal.ops.embedding import embedding_rms_norm_cos_sin
 from xgr_runtime.hal.ops.norm import add_rms_norm, rms_norm
 from xgr_runtime.hal.ops.rope import rotary_embedding
 from xgr_runtime.hal.tolerances import TOLERANCES
@@ -56,6 +57,31 @@ def test_add_rms_norm_adds_in_place(dtype: torch.dtype) -> None:
     got = add_rms_norm.reference(x, residual, weight, EPS)
     assert torch.equal(residual, before + x)
     assert_near(got, normed(residual.double().numpy(), weight.double().numpy()), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("code_dtype", [torch.int32, torch.int64])
+def test_embeddings_of_codes_with_their_norm_and_angles(
+    code_dtype: torch.dtype, dtype: torch.dtype
+) -> None:
+    embedding, weight = random(11, 20, dtype=dtype), random(20, dtype=dtype, seed=1)
+    token_of, codes = [7, 0, 10, 3], [2, 2, 0, 3, 1]
+    positions = np.array([0, 1, 4095, 32767, 131071])
+    frequency = np.array([1.0, 0.37, 1e-3] * 2, np.float32)
+    given = (weight, EPS, torch.from_numpy(positions), torch.from_numpy(frequency))
+    by_code = embedding_rms_norm_cos_sin.reference(
+        embedding, torch.tensor(codes, dtype=code_dtype), torch.tensor(token_of), *given
+    )
+    residual, rows, cos, sin = by_code
+    tokens = [token_of[code] for code in codes]
+    assert torch.equal(residual, torch.stack([embedding[token] for token in tokens]))
+    assert_near(rows, normed(residual.double().numpy(), weight.double().numpy()), dtype)
+    # the product is fp32's, as the checkpoints were trained: what follows is as good as from float64
+    angle = (positions.astype(np.float32)[:, None] * frequency).astype(np.float64)
+    np.testing.assert_allclose(cos.numpy(), np.cos(angle), atol=2e-7, rtol=0)
+    np.testing.assert_allclose(sin.numpy(), np.sin(angle), atol=2e-7, rtol=0)
+    by_token = embedding_rms_norm_cos_sin.reference(embedding, torch.tensor(tokens), None, *given)
+    assert all(torch.equal(got, want) for got, want in zip(by_token, by_code, strict=True))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
