@@ -2,10 +2,14 @@
 
     compute-sanitizer --tool memcheck python3 tools/cuda_sanitize.py
     compute-sanitizer --tool racecheck python3 tools/cuda_sanitize.py --ops rms_norm
-    compute-sanitizer --tool initcheck python3 tools/cuda_sanitize.py --dtypes bfloat16
+    compute-sanitizer --tool initcheck python3 tools/cuda_sanitize.py --dtypes bfloat16 --unfilled
 
 Each tensor is an allocation of its own (PYTORCH_NO_CUDA_MEMORY_CACHING), so that a read behind its end is one. Results
-are compared with the references too. Exit code 0: all ran and agreed; 1: one did not; 2: there is no CUDA device here.
+are compared with the references too. What the parity cases do else, fill new memory with NaN, would hide from initcheck what it
+looks for: --unfilled leaves that out. --plant writes behind a tensor's end, which memcheck has to find: that shows that it sees
+these kernels. Exit code 0: all ran and agreed; 1: one did not; 2: there is no CUDA device here.
+
+tools/cuda_sanitize_all.py runs all of it in processes of their own.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from contextlib import nullcontext
 from functools import partial
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -23,6 +28,8 @@ import torch
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from xgr_runtime.conformance import comparison
+from xgr_runtime.conformance.comparison import clone_to, convert
 from xgr_runtime.conformance.op_cases import GENERATORS
 from xgr_runtime.conformance.parity import check_provider
 from xgr_runtime.errors import DeviceError
@@ -38,6 +45,7 @@ if TYPE_CHECKING:
     from xgr_runtime.hal.registry import Impl, Op
 
 ROOT = Path(__file__).resolve().parents[1]
+AGREED = "all ran and agreed"
 DTYPES = ("bfloat16", "float16", "float32")
 MAX_ELEMENTS = 200_000  # of a case's largest tensor: a checker takes tens of times as long
 
@@ -50,6 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ops", nargs="+", choices=sorted(all_ops()), help="all without it")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES[::2])
     parser.add_argument("--most", type=int, default=4, help="cases of an op and dtype (default: 4)")
+    parser.add_argument("--unfilled", action="store_true", help="new memory is left as it is")
+    parser.add_argument("--plant", action="store_true", help="only a write that memcheck must find")
     options = parser.parse_args(arguments)
     # torch reads it when its allocator is first used
     os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
@@ -58,14 +68,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DeviceError as error:
         print(f"cuda_sanitize: needs a CUDA device: {error}", file=sys.stderr)
         return 2
-    _offer_providers()
+    offer_providers()
     failures = [f"{f.module} {f.reason}" for f in load_providers("cuda")]
+    if options.plant:
+        return plant(device)
+    if options.unfilled:
+        comparison.NanFilled = nullcontext  # type: ignore[assignment, misc]
     for name, op in all_ops().items():
         if options.ops is None or name in options.ops:
             for dtype in options.dtypes:
                 failures += run_op(op, getattr(torch, dtype), device, options.most)
-    print("\n".join(failures) or "all ran and agreed")
+    print("\n".join(f"wrong: {failure}" for failure in failures) or AGREED)
     return 1 if failures else 0
+
+
+def plant(device: Device) -> int:
+    """Write keys and values into the slot behind the last page, by the first provider that there is."""
+    op = all_ops()["write_shared_kv"]
+    (found, *_) = (i for i in op.impls if i.device_kind == device.kind)
+    args = convert(next(GENERATORS[op.name](torch.bfloat16)).args, clone_to(device.torch_device))
+    pages, size = args["k_pages"].shape[:2]
+    args["slot_T"].fill_(pages * size)
+    found.fn(**args)
+    device.synchronize()
+    print("planted", flush=True)
+    return 0
 
 
 def run_op(op: Op[..., object], dtype: torch.dtype, device: Device, most: int) -> list[str]:
@@ -112,7 +139,7 @@ def largest_tensor(case: OpCase) -> int:
     return max((tensor.numel() for tensor in tensors), default=0)
 
 
-def _offer_providers() -> None:
+def offer_providers() -> None:
     """Make xgr_ops importable where the project is not installed: it is the folder ops of this checkout."""
     if find_spec("xgr_ops") is not None:
         return
