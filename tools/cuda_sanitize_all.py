@@ -7,10 +7,11 @@ without a checker, which compiles its kernels, and under each. A run is clean wh
 checker that it counted no error: a program that dies early leaves exit code 0. Exit code 0: all clean; 1: something was found or
 had no time; 2: the checker does not work here.
 
-What is known to be reported without being a fault (NVIDIA's release notes, docs.nvidia.com/compute-sanitizer/ReleaseNotes):
-racecheck before 2025.4 on mbarriers, and before 2026.1 on barriers of a warpgroup, which is how the products and attention of
-Hopper hand tiles on; initcheck before 2025.4 on what bulk copies out of shared memory have written (stream_*, linear_silu_mul).
-`pip download nvidia-cuda-sanitizer-api` has newer ones than a toolkit of CUDA 13.0; --checker takes the path.
+What the checkers are known to report though it is no fault (NVIDIA's release notes,
+docs.nvidia.com/compute-sanitizer/ReleaseNotes): racecheck before 2025.4 on mbarriers, before 2026.1 on barriers of a warpgroup,
+by which the products and attention of Hopper hand tiles on; initcheck, in every version so far, on memory that bulk copies with a
+descriptor have written (stream_linear_silu_mul, linear_silu_mul). CUDA 13.0 has 2025.3.1; the package nvidia-cuda-sanitizer-api
+13.5 has 2026.4, whose program --checker takes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,7 @@ from xgr_runtime.hal.providers import load_providers  # noqa: E402
 from xgr_runtime.hal.registry import all_ops  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 SCRIPT = ROOT / "tools" / "cuda_sanitize.py"
 TOOLS = ("memcheck", "racecheck", "initcheck")
@@ -172,10 +173,14 @@ class Checker:
         took = time.monotonic() - start
         return Run(tool, ops, judge(tool, text, is_late=is_late), took, text)
 
-    def run_all(self, tool: str, ops: Sequence[tuple[str, ...]], processes: int) -> list[Run]:
-        """Several at a time."""
-        with ThreadPoolExecutor(processes) as pool:
-            return list(pool.map(lambda group: self.run(tool, group), ops))
+    def run_all(
+        self, tools: Sequence[str], ops: Sequence[tuple[str, ...]]
+    ) -> Iterator[tuple[str, list[Run]]]:
+        """Several at a time; the runs of each tool when they have ended, while those of the next run."""
+        with ThreadPoolExecutor(self._args.processes) as pool:
+            begun = [[pool.submit(self.run, tool, group) for group in ops] for tool in tools]
+            for tool, runs in zip(tools, begun, strict=True):
+                yield tool, [run.result() for run in runs]
 
 
 def say(tool: str, runs: Sequence[Run]) -> None:
@@ -225,8 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{path} did not find what was planted: {runs[0].result}\n{runs[0].text[-2000:]}")
         return 2
     print(f"{path} finds what is planted, {runs[0].seconds:.0f} s: {findings(runs[0].text)}")
-    for tool in (PLAIN, *args.tools):
-        found = checker.run_all(tool, ops, args.processes)
+    for tool, found in chain(checker.run_all([PLAIN], ops), checker.run_all(args.tools, ops)):
         say(tool, found)
         runs += found
         if args.log:  # what is known so far, should the whole be ended
