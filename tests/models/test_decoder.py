@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from xgr_runtime.hal.tolerances import TOLERANCES
 from xgr_runtime.kvcache.shared import SharedKV
 from xgr_runtime.kvcache.unshared import UnsharedKV
 from xgr_runtime.models.base import KVCaches
+from xgr_runtime.models.decoder import FEW_TOKENS
 from xgr_runtime.models.registry import load_model
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -71,6 +73,48 @@ def test_context_then_steps_equal_transformers(
     check_both_paths(model, reference, first_position, torch.float32)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_prefill_of_many_tokens_ends_with_the_last_ones_alone(
+    tmp_path: Path, variant: str
+) -> None:
+    reference = make_checkpoint(tmp_path, **VARIANTS[variant])
+    model = load_model(tmp_path, CPU, torch.float32)
+    check_both_paths(model, reference, 0, torch.float32, padding_tokens=FEW_TOKENS)
+
+
+@pytest.mark.parametrize("num_tokens", [FEW_TOKENS, FEW_TOKENS + 1])
+def test_where_the_last_tokens_are_picked_changes_no_answer(
+    tmp_path: Path, num_tokens: int
+) -> None:
+    """Of few tokens behind the last norm, of more in front of the last layer's attention; into a given tensor or a new one."""
+    make_checkpoint(tmp_path, "qwen3", head_dim=8)
+    model, taken = load_model(tmp_path, CPU, torch.float32), list[int]()
+
+    def attend(q_TQD: torch.Tensor, *rest: Any) -> torch.Tensor:
+        taken.append(q_TQD.shape[0])
+        attended: torch.Tensor = REFERENCE_OPS.prefill_attention(q_TQD, *rest)
+        return attended
+
+    padding = num_tokens - sum(map(len, HISTORIES))
+    num_histories = len(HISTORIES)
+    batch = PackedBatch(model, HISTORIES, padding_tokens=padding)
+    inputs = batch.context_inputs()
+    ops: Any = SimpleNamespace(**{**vars(REFERENCE_OPS), "prefill_attention": attend})
+    got = model.context(ops, inputs, batch.kv)
+    assert got is not None
+    is_few = num_tokens == FEW_TOKENS
+    assert taken[-1] == (num_tokens if is_few else num_histories + 1)
+    out = torch.full_like(got, torch.nan)
+    again = model.context(ops, dataclasses.replace(inputs, out_HM=out), batch.kv)
+    assert again is not None
+    assert (again is out) == is_few
+    assert torch.equal(again[:num_histories], got[:num_histories])
+    few = PackedBatch(model, HISTORIES)
+    expected = model.context(ops, few.context_inputs(), few.kv)
+    assert expected is not None
+    torch.testing.assert_close(got[:num_histories], expected[:num_histories], atol=2e-5, rtol=2e-5)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("first_position", [0, 32767])
 @pytest.mark.parametrize("variant", ["qwen3-gqa2-wide-heads", "qwen2-gqa4", "llama-gqa2"])
@@ -108,17 +152,20 @@ def check_both_paths(
     first_position: int,
     dtype: torch.dtype,
     ops: Any = REFERENCE_OPS,
+    padding_tokens: int = 3,
 ) -> None:
-    for logits_V, sequence in both_paths(model, first_position, ops):
+    for logits_V, sequence in both_paths(model, first_position, ops, padding_tokens):
         expected_V = expected_logits(reference, sequence, first_position)[-1]
         assert_logits(logits_V[None], expected_V[None], dtype)
 
 
 def both_paths(
-    model: Any, first_position: int, ops: Any
+    model: Any, first_position: int, ops: Any, padding_tokens: int = 3
 ) -> Iterator[tuple[torch.Tensor, list[int]]]:
     """(logits fp32 [V], the whole sequence they follow) of a prefill, then of two steps of several beams."""
-    batch = PackedBatch(model, HISTORIES, first_position=first_position)
+    batch = PackedBatch(
+        model, HISTORIES, first_position=first_position, padding_tokens=padding_tokens
+    )
     hidden = model.context(ops, batch.context_inputs(), batch.kv)
     for h, history in enumerate(HISTORIES):
         yield head_logits(model, hidden[h]), history

@@ -41,7 +41,8 @@ class ContextInputs:
     last_row_H: int64 [H], row in T of each history's last token (any valid row for padding).
     last_start_H1: int32 [H + 1], 0 .. H, where each history starts once only the rows of last_row_H are left.
     max_q, max_kv: static upper bounds of new tokens and of kv_len per history. q_starts [H + 1], kv_lens [H]: q_start_H1 and
-    kv_len_H as the host knows them, for kernels that take lengths from the host.
+    kv_len_H as the host knows them, for kernels that take lengths from the host. out_HM: [H, M] in the model's dtype, where the
+    model may write what it returns, or None.
     """
 
     packed: PackedInputs
@@ -56,6 +57,7 @@ class ContextInputs:
     max_kv: int
     q_starts: tuple[int, ...]
     kv_lens: tuple[int, ...]
+    out_HM: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

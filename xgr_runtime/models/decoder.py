@@ -1,7 +1,9 @@
 """The decoder family of Qwen3, Qwen2 and Llama: pre-norm, rotary attention, gated feed-forward.
 
 `context` needs the last layer only for its keys and values and for each history's last token, so that layer's
-attention, feed-forward and the final norm run on H rows instead of T.
+attention, feed-forward and the final norm run on H rows instead of T. Of few tokens they run on all: a product of so many rows
+takes as long as of one, the time that its weight is read in, while picking rows of the queries and of the stream is two kernels
+more, and the one behind each of them cannot start early.
 
 H histories, N packed beam rows, T packed tokens, M hidden size.
 """
@@ -28,6 +30,8 @@ from xgr_runtime.models.layers.mlp import GatedMlp, load_mlp
 from xgr_runtime.models.layers.parallel import ParallelContext
 from xgr_runtime.models.layers.rotary import rotary_frequency
 from xgr_runtime.models.weights import WeightReader
+
+FEW_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -80,19 +84,22 @@ class Decoder:
         eps = self.config.eps
         packed = inputs.packed
         rows, cos_sin = self._begin(ops, packed.token_ids_T, None, inputs.positions_T)
-        residual = rows.residual_NM
+        residual, is_short = rows.residual_NM, packed.token_ids_T.shape[0] <= FEW_TOKENS
         if packed.embeds_EM is not None and packed.embed_positions_E is not None:
             residual.index_copy_(0, packed.embed_positions_E, packed.embeds_EM)
             rows = StreamRows(residual, self._layers[0].attention_norm_M, eps)
         for layer, next_norm_M in zip(self._layers, self._next_norms(), strict=True):
-            is_last = layer is self._layers[-1]
+            is_last = layer is self._layers[-1] and not is_short
             x = layer.attention.context(ops, rows, cos_sin, inputs, kv, last_only=is_last)
             if is_last:
                 residual = residual.index_select(0, inputs.last_row_H)
             rows = StreamRows(residual, layer.mlp_norm_M, eps, (x, layer.attention.out))
             x = layer.mlp.gated(ops, rows)
             rows = StreamRows(residual, next_norm_M, eps, (x, layer.mlp.down))
-        return rows.normed(ops)
+        hidden = rows.normed(ops)
+        if is_short:
+            return torch.index_select(hidden, 0, inputs.last_row_H, out=inputs.out_HM)
+        return hidden
 
     def step(self, ops: BoundOps, inputs: StepInputs, kv: KVCaches) -> torch.Tensor:
         """Write one own token per beam row; [N, M] after the final norm."""

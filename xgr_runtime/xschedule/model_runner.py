@@ -50,7 +50,10 @@ class Target:
 
 @dataclass(frozen=True)
 class _Rounds:
-    """Everything the rounds of a group are made of: sizes, ops, views of the static inputs."""
+    """Everything the rounds of a group are made of: sizes, ops, views of the static inputs.
+
+    is_alone: the group is one search, of the only history: its hidden state is the first one.
+    """
 
     shared_bucket: SharedBucket
     bucket: RoundsBucket
@@ -59,6 +62,7 @@ class _Rounds:
     shared: SharedInputs
     group: GroupInputs
     kv_lens: tuple[int, ...]
+    is_alone: bool
 
 
 class ModelRunner:
@@ -207,8 +211,11 @@ class ModelRunner:
         views = self.inputs.shared_view(shared), self.inputs.group_view(bucket, shared)
         segments = []
         for part in self._parts(bucket):
-            dims = _rounds_dims(bucket, part, _read_by(part, shared))
-            rounds = _Rounds(shared, bucket, target, self.bind(dims), *views, kv_lens)
+            read = _read_by(part, shared)
+            # only where the number of histories is one of the graph's sizes
+            is_alone = read is not None and read.num_histories == bucket.num_searches == 1
+            ops = self.bind(_rounds_dims(bucket, part, read))
+            rounds = _Rounds(shared, bucket, target, ops, *views, kv_lens, is_alone)
             marks = RoundMarks(self._device.timer())
             body = partial(self._rounds, rounds, part, marks)
             segments.append(
@@ -258,6 +265,7 @@ class ModelRunner:
             self._copy(bucket.shared.num_histories)
         inputs = self.inputs.prefill_view(bucket)
         shared = self.inputs.shared_view(bucket.shared)
+        out_HM = self._hidden_HM[: bucket.shared.num_histories]
         hidden_HM = self._model.context(
             ops,
             ContextInputs(
@@ -273,11 +281,13 @@ class ModelRunner:
                 max_kv=bucket.max_kv,
                 q_starts=lengths.q_starts,
                 kv_lens=lengths.kv_lens,
+                out_HM=out_HM,
             ),
             self.kv,
         )
         assert hidden_HM is not None, "a decoder-only model scores round 0 from its context"
-        self._hidden_HM[: bucket.shared.num_histories].copy_(hidden_HM)
+        if hidden_HM is not out_HM:
+            out_HM.copy_(hidden_HM)
 
     def _round(self, rounds: _Rounds, level: int, marks: RoundMarks) -> None:
         bucket, target, inputs, ops = rounds.bucket, rounds.target, rounds.group, rounds.ops
@@ -287,7 +297,8 @@ class ModelRunner:
             parents = self.state.root(
                 bucket.num_searches, inputs.starts[0], inputs.search_of_row[0]
             )
-            hidden_NM = self._hidden_HM[inputs.history_of_S]
+            hidden_HM = self._hidden_HM
+            hidden_NM = hidden_HM[:1] if rounds.is_alone else hidden_HM[inputs.history_of_S]
         else:
             parents = self._rows(rounds, level - 1)
             hidden_NM = self._step(rounds, parents, level)
