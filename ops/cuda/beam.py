@@ -7,12 +7,18 @@ from xgr_runtime.hal.ops.beam import (
     LevelTrie,
     children_logsumexp,
     flag_failed_searches,
+    flagged_level_logsumexp,
     level_logsumexp,
     select_beams,
 )
 from xgr_runtime.hal.registry import impl
 
-from ..triton.beam import launch_children_logsumexp, launch_flag_failed, launch_level_logsumexp
+from ..triton.beam import (
+    launch_children_logsumexp,
+    launch_flag_failed,
+    launch_flagged_level_logsumexp,
+    launch_level_logsumexp,
+)
 from ..triton.select import launch_select_beams
 from .rules import RULES
 
@@ -30,14 +36,24 @@ def select_beams_by_threshold(
     children: BeamRows,
     counters: "torch.Tensor",
 ) -> None:
-    """Bests of groups, a threshold from them, then only what reaches it is listed and ranked."""
+    """Few candidates at once; of more, bests of groups, a threshold from them, then only what reaches it is listed and ranked."""
     launch_select_beams(logits_NC, lse_N, parents, rule_row_S, trie, children, counters, RULES)
 
 
 @impl(level_logsumexp, provider="triton", device="cuda")
-def level_logsumexp_in_one_pass(logits_NC: "torch.Tensor") -> "torch.Tensor":
+def level_logsumexp_in_one_pass(
+    logits_NC: "torch.Tensor",
+) -> "torch.Tensor":
     """Each logit is read once."""
     return launch_level_logsumexp(logits_NC, RULES)
+
+
+@impl(flagged_level_logsumexp, provider="triton", device="cuda")
+def flagged_level_logsumexp_in_one_pass(
+    logits_NC: "torch.Tensor", rows: BeamRows, status_S1: "torch.Tensor", round: int
+) -> "torch.Tensor":
+    """A program a row, which flags its search."""
+    return launch_flagged_level_logsumexp(logits_NC, rows, status_S1, round, RULES)
 
 
 @impl(children_logsumexp, provider="triton", device="cuda")

@@ -7,7 +7,12 @@ import torch
 
 from xgr_runtime.hal.ops.beam import BeamRows, LevelTrie
 
-from .beam_kernels import children_logsumexp_kernel, flag_failed_kernel, level_logsumexp_kernel
+from .beam_kernels import (
+    children_logsumexp_kernel,
+    flag_failed_kernel,
+    flagged_level_logsumexp_kernel,
+    level_logsumexp_kernel,
+)
 from .launch import LaunchRules, next_power_of_two
 from .select import TILE_CANDIDATES, level_arrays, most_children, row_arrays
 
@@ -28,7 +33,37 @@ def launch_level_logsumexp(logits_NC: torch.Tensor, rules: LaunchRules) -> torch
         logits_NC.stride(0),
         logits_NC.stride(1),
         TILE=tile,
-        **{**rules.options, "num_warps": max(1, min(8, tile // 512))},
+        **{**rules.behind, "num_warps": max(1, min(8, tile // 512))},
+    )
+    return out_N
+
+
+def launch_flagged_level_logsumexp(
+    logits_NC: torch.Tensor,
+    rows: BeamRows,
+    status_S1: torch.Tensor,
+    round: int,
+    rules: LaunchRules,
+) -> torch.Tensor:
+    """See `xgr_runtime.hal.ops.beam.flagged_level_logsumexp`; rules: of the device."""
+    num_rows, num_codes = logits_NC.shape
+    out_N = torch.empty(num_rows, dtype=torch.float32, device=logits_NC.device)
+    tile = min(LOGSUMEXP_TILE, next_power_of_two(max(1, num_codes)))
+    flagged_level_logsumexp_kernel[(num_rows,)](
+        logits_NC,
+        out_N,
+        rows.scores_N,
+        rows.search_of_row_N,
+        rows.start_S1,
+        status_S1,
+        1 + round,
+        status_S1.shape[0] - 1,
+        num_codes,
+        logits_NC.stride(0),
+        logits_NC.stride(1),
+        TILE=tile,
+        FLAG_TILE=FLAG_TILE,
+        **{**rules.behind, "num_warps": max(1, min(8, tile // 512))},
     )
     return out_N
 
@@ -51,7 +86,7 @@ def launch_children_logsumexp(
         out_ptr=out_N,
         TILE_ROWS=rows,
         TILE_COLUMNS=columns,
-        **rules.options,
+        **rules.behind,
     )
     return out_N
 
@@ -70,5 +105,5 @@ def launch_flag_failed(
         rows.scores_N.shape[0],
         num_searches,
         TILE=FLAG_TILE,
-        **rules.options,
+        **rules.behind,
     )

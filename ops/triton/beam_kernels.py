@@ -8,7 +8,7 @@ of the sum by themselves. The order of a row's sum depends on nothing but its ow
 import triton
 import triton.language as tl
 
-from .select_kernels import children_of_tile, rows_of_tile
+from .candidate_kernels import children_of_tile, rows_of_tile
 
 
 @triton.jit
@@ -32,16 +32,8 @@ def close_logsumexp(largest_R, total_R):
 
 
 @triton.jit
-def level_logsumexp_kernel(
-    logit_ptr,
-    out_ptr,
-    num_codes,
-    row_stride,
-    column_stride,
-    TILE: tl.constexpr,
-):
-    """out[row] of one row, TILE logits at a time."""
-    row = tl.program_id(0)
+def logsumexp_of_row(row, logit_ptr, num_codes, row_stride, column_stride, TILE: tl.constexpr):
+    """fp32 [1] of one row, TILE logits at a time."""
     place = logit_ptr + tl.cast(row, tl.int64) * row_stride
     largest_R = tl.full([1], float("-inf"), tl.float32)
     total_R = tl.zeros([1], tl.float32)
@@ -50,7 +42,68 @@ def level_logsumexp_kernel(
         place_C = place + code_C.to(tl.int64) * column_stride
         logit_C = tl.load(place_C, mask=code_C < num_codes, other=float("-inf"))
         largest_R, total_R = add_logits(largest_R, total_R, logit_C[None, :])
-    tl.store(out_ptr + row + tl.arange(0, 1), close_logsumexp(largest_R, total_R))
+    return close_logsumexp(largest_R, total_R)
+
+
+@triton.jit
+def level_logsumexp_kernel(
+    logit_ptr,
+    out_ptr,
+    num_codes,
+    row_stride,
+    column_stride,
+    TILE: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """out[row] of one row."""
+    if EARLY is not None:
+        EARLY()
+    row = tl.program_id(0)
+    lse_R = logsumexp_of_row(row, logit_ptr, num_codes, row_stride, column_stride, TILE)
+    tl.store(out_ptr + row + tl.arange(0, 1), lse_R)
+
+
+@triton.jit(do_not_specialize=["failed_status", "num_searches"])
+def flagged_level_logsumexp_kernel(
+    logit_ptr,
+    out_ptr,
+    score_ptr,
+    search_ptr,
+    start_ptr,
+    status_ptr,
+    failed_status,
+    num_searches,
+    num_codes,
+    row_stride,
+    column_stride,
+    TILE: tl.constexpr,
+    FLAG_TILE: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """out[row] of one row; where it fails its search, the status and -inf for all of the search's rows.
+
+    Rows of a search need not know of each other. The first that fails finds status and scores as they were; whoever comes after it may
+    find the new status or its own row dead already, and whatever it then writes, or leaves, is what the first one writes.
+    """
+    if EARLY is not None:
+        EARLY()
+    row = tl.program_id(0)
+    search = tl.load(search_ptr + row)
+    score = tl.load(score_ptr + row)
+    status = tl.load(status_ptr + search)
+    lse_R = logsumexp_of_row(row, logit_ptr, num_codes, row_stride, column_stride, TILE)
+    tl.store(out_ptr + row + tl.arange(0, 1), lse_R)
+    lse = tl.sum(lse_R, axis=0)
+    is_bad = (score > float("-inf")) & ((lse == float("inf")) | (lse != lse))
+    if status != 0:
+        tl.store(score_ptr + row, float("-inf"))
+    elif is_bad & (search < num_searches):
+        tl.store(status_ptr + search, failed_status)
+        end = tl.load(start_ptr + search + 1)
+        for first in range(tl.load(start_ptr + search), end, FLAG_TILE):
+            row_N = first + tl.arange(0, FLAG_TILE)
+            dead_N = tl.full([FLAG_TILE], float("-inf"), tl.float32)
+            tl.store(score_ptr + row_N, dead_N, mask=row_N < end)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_searches"])
@@ -73,8 +126,11 @@ def children_logsumexp_kernel(
     IS_DENSE: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """out[row] over the living children of TILE_ROWS rows."""
+    if EARLY is not None:
+        EARLY()
     row_R, _search_R, _parent_R, edge_R, count_R, alive_R = rows_of_tile(
         tl.program_id(0) * TILE_ROWS,
         num_rows,
@@ -121,8 +177,11 @@ def flag_failed_kernel(
     num_rows,
     num_searches,
     TILE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Status of one search, and -inf for its rows where it failed now or before; the last program has the padding."""
+    if EARLY is not None:
+        EARLY()
     search = tl.program_id(0)
     begin = tl.load(start_ptr + search)
     status = tl.load(status_ptr + search)

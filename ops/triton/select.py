@@ -1,11 +1,16 @@
-"""Launchers of the kernels that select beams: tile sizes from host numbers alone, a bounded workspace, five launches.
+"""Launchers of the kernels that select beams: tile sizes from host numbers alone, a bounded workspace, one to five launches.
+
+A start costs 2 us or more, so few candidates are one kernel's (`few_tiles`), few groups need no kernel for the threshold, and
+lists that hold whatever there may be are not made anew.
 
 Workspace: GROUPS keys of 4 bytes for each stretch of a row, at most one for 8 children of a short row or 128 of a long
-one; SEGMENTS lists of W + ROOM_BESIDES_WIDTH entries of 12 bytes a search. Nothing grows with rows x codes beyond that.
+one; SEGMENTS lists of W + ROOM_BESIDES_WIDTH entries of 12 bytes a search, of W + LARGEST_ROOM at most where one search's rows
+have few children. Nothing grows with rows x codes beyond that.
 
 S searches, N packed parent rows, M packed child rows, C codes of the level.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +18,12 @@ import torch
 
 from xgr_runtime.hal.ops.beam import BeamRows, LevelTrie
 
+from .candidate_kernels import LAST_PLACE
 from .launch import LaunchRules, next_power_of_two
-from .select_kernels import LAST_PLACE, collect_kernel, group_bests_kernel, threshold_kernel
+from .select_few_kernels import select_few_kernel
+from .select_kernels import collect_kernel, group_bests_kernel
 from .select_rank_kernels import rank_kernel, stream_kernel
+from .threshold_kernels import threshold_kernel
 
 SEGMENTS = 8
 # Entries of a list beside W. A tile of one row may have no more columns: a full list is cut to W, then takes a tile.
@@ -27,6 +35,14 @@ PROGRAMS_WANTED = 512
 GROUPS_FOR_A_BEAM = 4
 # Programs of a search that count its rows while others rank.
 COUNTERS = 8
+# Candidates of a round, gaps among them included, that each program of one kernel may hold: 16 a thread.
+FEW_CANDIDATES = 8192
+# Programs of a search that share their ranks, and of all searches: each scores all candidates of its search.
+FEW_PROGRAMS, MOST_FEW_PROGRAMS = 128, 512
+# Groups of a search whose bests each program that lists candidates reads: 32 a thread.
+OWN_THRESHOLD_TILE = 4096
+# Entries beside W of lists that have room for every candidate. Were all of these equal, ranking them would take 0.4 ms.
+LARGEST_ROOM = 8192
 
 
 @dataclass(frozen=True)
@@ -61,6 +77,30 @@ def selection_tiles(num_rows: int, num_children: int, fanout: int) -> SelectionT
     least = columns // 32 if stretches == 1 else columns // 128
     groups = min(columns, max(8, least, next_power_of_two(max(1, wanted))))
     return SelectionTiles(rows, columns, stretches, parts, groups)
+
+
+def few_tiles(num_rows: int, num_searches: int, fanout: int) -> dict[str, int] | None:
+    """Sizes of the one kernel of a round of few candidates, or None where there are more. A search may have all rows."""
+    rows, columns = next_power_of_two(max(1, num_rows)), next_power_of_two(max(1, fanout))
+    if rows * columns > FEW_CANDIDATES:
+        return None
+    share = MOST_FEW_PROGRAMS // next_power_of_two(max(1, num_searches))
+    programs = max(8, min(FEW_PROGRAMS, share))
+    return {
+        "TILE_ROWS": rows,
+        "TILE_COLUMNS": columns,
+        "PROGRAMS": min(programs, rows * columns),
+        "DEAD_ROWS": 128,
+    }
+
+
+def room_of_all(tiles: SelectionTiles, num_rows: int, fanout: int) -> int | None:
+    """Room of a list for every candidate that may be put there, where that is little, or None. Tiles take lists in turn."""
+    if tiles.stretches > 1:
+        return None
+    num_tiles = -(-num_rows // tiles.rows)
+    most = -(-num_tiles // SEGMENTS) * tiles.rows * fanout
+    return max(ROOM_BESIDES_WIDTH, next_power_of_two(most)) if most <= LARGEST_ROOM else None
 
 
 def rank_tiles(num_children: int, num_searches: int) -> dict[str, int]:
@@ -126,94 +166,92 @@ def launch_select_beams(
             f"rows x codes must be at most {LAST_PLACE.value + 1}, got "
             f"{logits_NC.shape[0]} x {trie.num_codes}"
         )
-    num_rows, num_children = logits_NC.shape[0], children.scores_N.shape[0]
-    num_searches, device = rule_row_S.shape[0], logits_NC.device
-    tiles = selection_tiles(num_rows, num_children, most_children(trie))
-    cut = {"TILE_COLUMNS": tiles.columns, "STRETCHES": tiles.stretches, "GROUPS": tiles.groups}
-    shares = {"TILE_ROWS": tiles.rows, "PARTS": tiles.parts}
-    lists = {"SEGMENTS": SEGMENTS, "ROOM_BESIDES_WIDTH": ROOM_BESIDES_WIDTH}
-    room = SEGMENTS * (num_children + num_searches * ROOM_BESIDES_WIDTH)
-    bests = torch.empty(num_rows * tiles.bests, dtype=torch.int32, device=device)
-    threshold = torch.empty(num_searches, dtype=torch.int32, device=device)
-    counts = torch.empty((2, num_searches * SEGMENTS), dtype=torch.int32, device=device)
-    count, final_count = counts[0], counts[1]
-    entries = torch.empty(room, dtype=torch.int64, device=device)
-    entry_nodes = torch.empty(room, dtype=torch.int32, device=device)
-    listed = {"entry_ptr": entries, "entry_node_ptr": entry_nodes}
-    starts = {"parent_start_ptr": parents.start_S1, "child_start_ptr": children.start_S1}
-    bounds = {"best_ptr": bests, "threshold_ptr": threshold}
-    written = {
+    num_rows, num_searches = logits_NC.shape[0], rule_row_S.shape[0]
+    given: dict[str, Any] = {
+        **level_arrays(trie),
+        **row_arrays(logits_NC, parents, rule_row_S),
+        "lse_ptr": lse_N,
+        "child_ptr": trie.alive_RE.view(torch.uint8)
+        if trie.child_node is None
+        else trie.child_node,
+        "parent_start_ptr": parents.start_S1,
+        "child_start_ptr": children.start_S1,
+        "child_search_ptr": children.search_of_row_N,
+        "counters_ptr": counters,
         "score_out_ptr": children.scores_N,
         "node_out_ptr": children.nodes_N,
         "parent_out_ptr": children.parents_N,
         "code_out_ptr": children.codes_N,
+        "num_children": children.scores_N.shape[0],
     }
-    level = {**level_arrays(trie), **row_arrays(logits_NC, parents, rule_row_S), "lse_ptr": lse_N}
-    child = {"child_ptr": level["alive_ptr"] if trie.child_node is None else trie.child_node}
+    few = few_tiles(num_rows, num_searches, most_children(trie))
+    if few is None:
+        _launch_by_lists(given, most_children(trie), logits_NC.device, rules)
+    else:
+        warps = max(4, min(16, few["TILE_ROWS"] * few["TILE_COLUMNS"] // 512))
+        options = {**rules.first, "num_warps": warps}
+        _start(select_few_kernel, num_searches * few["PROGRAMS"], {**given, **few}, options)
+
+
+def _launch_by_lists(
+    given: Mapping[str, Any], fanout: int, device: torch.device, rules: LaunchRules
+) -> None:
+    """Bests of groups, thresholds, lists of what reaches them, ranks. given: the arguments of these kernels but for scratch."""
+    num_rows, num_children, num_searches = (
+        given[name] for name in ("num_rows", "num_children", "num_searches")
+    )
+    tiles = selection_tiles(num_rows, num_children, fanout)
     programs = max(1, -(-num_rows // tiles.rows)) * tiles.parts
-    group_bests_kernel[(programs,)](
-        **level,
-        best_ptr=bests,
-        parent_start_ptr=parents.start_S1,
-        child_search_ptr=children.search_of_row_N,
-        **written,
-        num_children=num_children,
-        **cut,
-        **shares,
-        DEAD_ROWS=next_power_of_two(max(1, -(-num_children // programs))),
-        **rules.options,
-    )
-    bests_each = num_rows * tiles.bests // max(1, num_searches)
-    threshold_tile = min(16384, next_power_of_two(max(1, bests_each)))
-    threshold_kernel[(num_searches,)](
-        **bounds,
-        **starts,
-        count_ptr=count,
-        BESTS=tiles.bests,
-        SEGMENTS=SEGMENTS,
-        TILE=threshold_tile,
-        **{**rules.options, "num_warps": max(4, min(16, threshold_tile // 512))},
-    )
-    collect_kernel[(programs,)](
-        **level,
-        **child,
-        **bounds,
-        child_start_ptr=children.start_S1,
-        count_ptr=count,
-        **listed,
-        **cut,
-        **shares,
-        **lists,
-        **rules.options,
-    )
-    stream_kernel[(num_searches * SEGMENTS,)](
-        **level,
-        **child,
-        **bounds,
-        **starts,
-        count_ptr=count,
-        final_count_ptr=final_count,
-        **listed,
-        **cut,
-        **lists,
-        **rules.options,
-    )
-    ranks = rank_tiles(num_children, num_searches)
+    room = room_of_all(tiles, num_rows, fanout)
+    beside = ROOM_BESIDES_WIDTH if room is None else room
+    num_listed = SEGMENTS * (num_children + num_searches * beside)
+    num_lists = SEGMENTS * num_searches
+    counts = torch.empty(2 * num_lists + num_searches, dtype=torch.int32, device=device)
+    count, final_count = counts[:num_lists], counts[num_lists : 2 * num_lists]
+    least_tile = next_power_of_two(max(1, num_rows * tiles.bests // max(1, num_searches)))
+    is_threshold_own = least_tile <= OWN_THRESHOLD_TILE
     count_bests = next_power_of_two(min(tiles.bests, 64))
-    rank_kernel[(num_searches * (ranks["PROGRAMS"] + COUNTERS),)](
-        **bounds,
-        score_ptr=parents.scores_N,
-        **starts,
-        final_count_ptr=final_count,
-        **listed,
-        counters_ptr=counters,
-        **written,
-        num_codes=trie.num_codes,
-        **lists,
-        **ranks,
-        COUNTERS=COUNTERS,
-        BESTS=tiles.bests,
-        COUNT_ROWS=max(1, 2048 // count_bests),
-        COUNT_BESTS=count_bests,
-        **rules.options,
+    given = {
+        **given,
+        "best_ptr": torch.empty(num_rows * tiles.bests, dtype=torch.int32, device=device),
+        "threshold_ptr": counts[2 * num_lists :],
+        "count_ptr": count,
+        "final_count_ptr": count if room is not None else final_count,
+        "entry_ptr": torch.empty(num_listed, dtype=torch.int64, device=device),
+        "entry_node_ptr": torch.empty(num_listed, dtype=torch.int32, device=device),
+        "num_counts": counts.numel(),
+        "TILE_ROWS": tiles.rows,
+        "TILE_COLUMNS": tiles.columns,
+        "STRETCHES": tiles.stretches,
+        "PARTS": tiles.parts,
+        "GROUPS": tiles.groups,
+        "BESTS": tiles.bests,
+        "DEAD_ROWS": next_power_of_two(max(1, -(-num_children // programs))),
+        "COUNTS": next_power_of_two(max(1, -(-counts.numel() // programs))),
+        "THRESHOLD_TILE": least_tile if is_threshold_own else 0,
+        "SEGMENTS": SEGMENTS,
+        "ROOM_BESIDES_WIDTH": beside,
+        "COUNTERS": COUNTERS,
+        "COUNT_ROWS": max(1, 2048 // count_bests),
+        "COUNT_BESTS": count_bests,
+    }
+    _start(group_bests_kernel, programs, given, rules.first)
+    if not is_threshold_own:
+        tile = min(16384, least_tile)
+        options = {**rules.behind, "num_warps": max(4, min(16, tile // 512))}
+        _start(threshold_kernel, num_searches, {**given, "TILE": tile}, options)
+    _start(collect_kernel, programs, given, rules.behind)
+    if room is None:
+        _start(stream_kernel, num_searches * SEGMENTS, given, rules.behind)
+    ranks = rank_tiles(num_children, num_searches)
+    rank_programs = num_searches * (ranks["PROGRAMS"] + COUNTERS)
+    _start(rank_kernel, rank_programs, {**given, **ranks}, rules.behind)
+
+
+def _start(
+    kernel: Any, num_programs: int, given: Mapping[str, Any], options: Mapping[str, Any]
+) -> None:
+    """Start a kernel with those of the arguments that it has."""
+    kernel[(num_programs,)](
+        **{name: given[name] for name in kernel.arg_names if name in given}, **options
     )

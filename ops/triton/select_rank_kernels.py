@@ -4,7 +4,8 @@
 ones. Each of a search's SEGMENTS programs walks a share of its rows in order and keeps what is better than everything
 it had to drop: when its list is full, the list is cut to its W best, in order, and of ties the first stay; later ones
 come after them in the contract's order too and are dropped from then on. The union of the lists holds the search's W
-best. Where no list overflowed the kernel only passes the counts on.
+best. Where no list overflowed the kernel only passes the counts on; where none can,
+it is not started.
 
 `rank_kernel` counts for each entry how many come before it. That is its child row; entries are distinct, so rows are
 too, whatever order the lists are in. W^2 comparisons of one int64 each, spread over programs, need no sort and no
@@ -14,7 +15,7 @@ second pass. The lists of a search are read as one, so that a program waits for 
 import triton
 import triton.language as tl
 
-from .select_kernels import (
+from .candidate_kernels import (
     LARGEST,
     LAST_PLACE,
     NOTHING,
@@ -105,8 +106,11 @@ def stream_kernel(
     GROUPS: tl.constexpr,
     SEGMENTS: tl.constexpr,
     ROOM_BESIDES_WIDTH: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """final_count[s, segment], and the segment's list where some list of search s had no room for all."""
+    if EARLY is not None:
+        EARLY()
     search, segment = tl.program_id(0) // SEGMENTS, tl.program_id(0) % SEGMENTS
     start = tl.load(child_start_ptr + search)
     width = tl.load(child_start_ptr + search + 1) - start
@@ -283,8 +287,11 @@ def rank_kernel(
     BESTS: tl.constexpr,
     COUNT_ROWS: tl.constexpr,
     COUNT_BESTS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Write each entry to the child row of its rank, if there is one. A search has PROGRAMS programs, COUNTERS count."""
+    if EARLY is not None:
+        EARLY()
     search = tl.program_id(0) // (PROGRAMS + COUNTERS)
     program = tl.program_id(0) % (PROGRAMS + COUNTERS)
     if program >= PROGRAMS:

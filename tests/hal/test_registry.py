@@ -319,6 +319,7 @@ def test_the_contract_names() -> None:
         "children_logsumexp",
         "embedding_rms_norm_cos_sin",
         "flag_failed_searches",
+        "flagged_level_logsumexp",
         "head_logits",
         "head_logsumexp",
         "level_logsumexp",

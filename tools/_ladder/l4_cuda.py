@@ -41,6 +41,7 @@ BEAM_OPS = (
     "level_logsumexp",
     "children_logsumexp",
     "flag_failed_searches",
+    "flagged_level_logsumexp",
     "reorder_unshared_kv",
 )
 # What a GPU's own Triton has and the oldest one here, Ascend's, does not: types of one bit in its interpreter, early starts,

@@ -41,6 +41,7 @@ from xgr_runtime.conformance.rope_write_cases import (
 from xgr_runtime.conformance.selection_cases import (
     children_logsumexp,
     flag_failed_searches,
+    flagged_level_logsumexp,
     level_logsumexp,
     select_beams,
 )
@@ -58,6 +59,7 @@ GENERATORS: Mapping[str, Generator] = {
         children_logsumexp,
         level_logsumexp,
         flag_failed_searches,
+        flagged_level_logsumexp,
         prefill_attention,
         shared_attention,
         unshared_attention,

@@ -79,15 +79,35 @@ def level_logsumexp(dtype: torch.dtype) -> Iterator[OpCase]:
     yield OpCase("one", {"logits_NC": one_row[:, :1]})
 
 
-def flag_failed_searches(dtype: torch.dtype) -> Iterator[OpCase]:
-    def view(args: Args, result: Any) -> dict[str, torch.Tensor]:
-        rows = args["rows"]
-        is_searched_N = rows.search_of_row_N < args["status_S1"].shape[0] - 1
-        return {
-            "scores of searches": torch.where(is_searched_N, rows.scores_N, 0.0),
-            "status_S1": args["status_S1"],
-        }
+def _flags(args: Args, result: Any) -> dict[str, torch.Tensor]:
+    rows = args["rows"]
+    is_searched_N = rows.search_of_row_N < args["status_S1"].shape[0] - 1
+    return {
+        "scores of searches": torch.where(is_searched_N, rows.scores_N, 0.0),
+        "status_S1": args["status_S1"],
+    }
 
+
+def _flags_and_result(args: Args, result: Any) -> dict[str, torch.Tensor]:
+    return {**_flags(args, result), "result": result}
+
+
+def flagged_level_logsumexp(dtype: torch.dtype) -> Iterator[OpCase]:
+    for label, case, layout, _ in _beam_cases():
+        if layout == "dense":
+            continue
+        status = np.zeros(len(case.widths) + 1)
+        status[: len(case.widths) // 2] = 1
+        args = {
+            "logits_NC": torch.from_numpy(case.logits),
+            "rows": case.parent_rows(),
+            "status_S1": int32(status),
+            "round": 2,
+        }
+        yield OpCase(label, args, mutates=("rows", "status_S1"), view=_flags_and_result)
+
+
+def flag_failed_searches(dtype: torch.dtype) -> Iterator[OpCase]:
     for label, case, layout, _ in _beam_cases():
         if layout == "dense":
             continue
@@ -99,4 +119,4 @@ def flag_failed_searches(dtype: torch.dtype) -> Iterator[OpCase]:
             "status_S1": int32(status),
             "round": 2,
         }
-        yield OpCase(label, args, is_exact=True, mutates=("rows", "status_S1"), view=view)
+        yield OpCase(label, args, is_exact=True, mutates=("rows", "status_S1"), view=_flags)

@@ -15,6 +15,7 @@ PROVIDER_MODULES: dict[str, tuple[str, ...]] = {
         "xgr_ops.cuda.head",
         "xgr_ops.cuda.matmul",
         "xgr_ops.cuda.linear",
+        "xgr_ops.cuda.early_beam",
         "xgr_ops.cuda.beam",
         "xgr_ops.cuda.short_beam_attention",
         "xgr_ops.cuda.warpgroup_attention_providers",

@@ -46,12 +46,13 @@ def run_round(
     when everything but the selection has been issued; it may only record times.
     """
     logits_NC = head.level_logits(ops, hidden_NM, level)
-    if normalization == "vocab":
-        lse_N = head.vocab_logsumexp(ops, hidden_NM)
-    elif normalization == "level":
-        lse_N = ops.level_logsumexp(logits_NC)
+    if normalization == "level":
+        lse_N = ops.flagged_level_logsumexp(logits_NC, parents, status_S1, level)
     else:
-        lse_N = ops.children_logsumexp(logits_NC, parents, rule_row_S, trie)
-    ops.flag_failed_searches(lse_N, parents, status_S1, level)
+        if normalization == "vocab":
+            lse_N = head.vocab_logsumexp(ops, hidden_NM)
+        else:
+            lse_N = ops.children_logsumexp(logits_NC, parents, rule_row_S, trie)
+        ops.flag_failed_searches(lse_N, parents, status_S1, level)
     before_select()
     ops.select_beams(logits_NC, lse_N, parents, rule_row_S, trie, children, counters)

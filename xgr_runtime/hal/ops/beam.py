@@ -16,11 +16,12 @@ rows x codes passes 2^31.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from xgr_runtime.hal.registry import op
+from xgr_runtime.hal.registry import by_parts, op
 
 DEAD = float("-inf")
 
@@ -181,6 +182,32 @@ def flag_failed_searches(lse_N: Tensor, rows: BeamRows, status_S1: Tensor, round
     num_bad_S1 = torch.zeros_like(status_S1).index_add(0, search_N, is_bad_N.to(status_S1.dtype))
     status_S1.masked_fill_((num_bad_S1 > 0) & (status_S1 == 0), 1 + round)
     rows.scores_N.masked_fill_((status_S1 != 0)[search_N], DEAD)
+
+
+@op
+def flagged_level_logsumexp(
+    logits_NC: Tensor, rows: BeamRows, status_S1: Tensor, round: int
+) -> Tensor:
+    """`level_logsumexp`, and the searches flagged that fail by it: the `level` normaliser of a round at once. Returns fp32 [N].
+
+    Args:
+        logits_NC: as of `level_logsumexp`.
+        rows: the rows of the logits, scores_N in place, as of `flag_failed_searches`.
+        status_S1: in place, likewise.
+        round: likewise.
+    """
+    lse_N = level_logsumexp(logits_NC)
+    flag_failed_searches(lse_N, rows, status_S1, round)
+    return lse_N
+
+
+@by_parts(flagged_level_logsumexp, level_logsumexp, flag_failed_searches)
+def _flag_by_parts(
+    parts: Any, logits_NC: Tensor, rows: BeamRows, status_S1: Tensor, round: int
+) -> Tensor:
+    lse_N: Tensor = parts.level_logsumexp(logits_NC)
+    parts.flag_failed_searches(lse_N, rows, status_S1, round)
+    return lse_N
 
 
 def _tiles(num_rows: int, num_columns: int) -> Iterator[tuple[int, int]]:
