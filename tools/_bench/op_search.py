@@ -87,6 +87,7 @@ def works(place: Place, num_items: int) -> Iterator[OpWork]:
     codes = 64 if place.is_tiny else NUM_CODES
     for rows in (5,) if place.is_tiny else (8, 512, 4096):
         yield _level(place, rows, codes)
+        yield _flagged_level(place, rows, codes)
     catalogue = Catalogue(place, draw_items(num_items, codes, CATALOG_SEED))
     for searches, width in ((2, 5),) if place.is_tiny else SEARCHES:
         for number in range(NUM_LEVELS):
@@ -137,6 +138,26 @@ def _level(place: Place, rows: int, codes: int) -> OpWork:
     num_bytes = 4.0 * rows * (codes + 1)
     label = f"{rows} rows, {codes} codes"
     return OpWork("level_logsumexp", label, draw, 0.0, num_bytes, {"torch": by_torch})
+
+
+def _flagged_level(place: Place, rows: int, codes: int) -> OpWork:
+    label = f"{rows} rows, {codes} codes"
+
+    def draw(seed: int) -> OpCase:
+        scores = place.normal(seed + 1, rows, dtype=torch.float32)
+        args = {
+            "logits_NC": place.normal(seed, rows, codes, dtype=torch.float32),
+            "rows": _rows_of(place, [rows], {"scores_N": scores}),
+            "status_S1": place.int32([0, 0]),
+            "round": 1,
+        }
+        return OpCase(label, args, {}, False, ("rows", "status_S1"), _view_flagged)
+
+    return OpWork("flagged_level_logsumexp", label, draw, 0.0, 4.0 * rows * (codes + 4))
+
+
+def _view_flagged(args: Mapping[str, Any], result: Any) -> dict[str, torch.Tensor]:
+    return {**_view_flags(args, result), "result": result}
 
 
 def _rows_of(place: Place, counts: list[int], values: Mapping[str, torch.Tensor]) -> BeamRows:
