@@ -87,9 +87,26 @@ def reorder_in_slots(
     slot_out_N: "torch.Tensor",
     tile: "torch.Tensor",
 ) -> None:
-    """A kernel that plans, a kernel that copies the rows that move; `tile` is not needed."""
+    """A kernel that plans, a kernel that copies the rows that move; `tile` is not needed.
+
+    Slots are planned in place, unless they would be written over those before, which other programs still read.
+    """
+    is_apart = slot_out_N.is_contiguous() and not _overlap(slot_in_N, slot_out_N)
     src_N, dst_N = launch_plan_reorder(
-        parents_N, slot_in_N, search_of_row_N, slot_start_S1, kv_rows.shape[1], RULES
+        parents_N,
+        slot_in_N,
+        search_of_row_N,
+        slot_start_S1,
+        kv_rows.shape[1],
+        RULES,
+        slot_out_N if is_apart else None,
     )
     launch_move_slots(kv_rows, src_N, dst_N, num_tokens, RULES)
-    slot_out_N.copy_(dst_N)
+    if not is_apart:
+        slot_out_N.copy_(dst_N)
+
+
+def _overlap(first: "torch.Tensor", second: "torch.Tensor") -> bool:
+    """Whether contiguous tensors share memory."""
+    first_at, second_at = first.data_ptr(), second.data_ptr()
+    return first_at < second_at + second.nbytes and second_at < first_at + first.nbytes

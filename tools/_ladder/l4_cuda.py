@@ -37,7 +37,6 @@ LAYER_OPS = (
 )
 # they know fp32 alone
 BEAM_OPS = (
-    "select_beams",
     "level_logsumexp",
     "children_logsumexp",
     "flag_failed_searches",
@@ -52,7 +51,6 @@ NEEDS_NEWER = (
     "embedding_rms_norm_cos_sin",
     "rope_write_shared_kv",
     "rope_write_unshared_kv",
-    "select_beams",
 )
 NUM_PARTS = 3  # of the inner dim
 NORM_ROWS = 4  # that a program normalises
@@ -93,6 +91,7 @@ def check_cuda(report: Report) -> None:
             _check(op_name, torch.float32, report)
     if is_new:
         _check_too_many_places(report)
+        _check_selection(report)
         for op_name, provider in PRODUCTS:
             _check(op_name, torch.float16, report, provider)
         _check_behind_products(report)
@@ -104,6 +103,18 @@ def check_cuda(report: Report) -> None:
             _check(op_name, torch.float32, report)
     finally:
         attention.tiles_for = chosen
+
+
+def _check_selection(report: Report) -> None:
+    """Small cases at once, by few programs; then as large ones: lists of any length; thresholds of their own and full lists."""
+    select: Any = import_module("xgr_ops.triton.select")
+    names = ("FEW_CANDIDATES", "FEW_PROGRAMS", "OWN_THRESHOLD_TILE", "LARGEST_ROOM")
+    before = [getattr(select, name) for name in names]
+    for values in ((before[0], 4, *before[2:]), (0, *before[1:]), (0, before[1], 0, -1), before):
+        for name, value in zip(names, values, strict=True):
+            setattr(select, name, value)
+        if values is not before:
+            _check("select_beams", torch.float32, report)
 
 
 def _check_behind_products(report: Report) -> None:

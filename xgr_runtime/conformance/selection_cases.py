@@ -15,6 +15,7 @@ BEAM_SHAPES: dict[str, dict[str, Any]] = {
     "bucket edge": {"widths": [8, 8], "child_widths": [16, 16], "num_codes": 64, "padding": 0},
     "padded": {"widths": [7, 8], "child_widths": [15, 16], "padding": 1, "child_padding": 1},
     "wide": {"widths": [512, 1], "child_widths": [512, 512], "num_codes": 33, "num_nodes": 40},
+    "many rows": {"widths": [700], "child_widths": [90], "num_codes": 13, "num_nodes": 40},
     "hub": {"widths": [64], "child_widths": [512], "num_codes": 300, "num_nodes": 2, "share": 1.0},
 }
 SPECIAL_VALUES = {0: "ties and -inf", 1: "extreme", 2: "NaN and +inf", 3: "normal"}
