@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from triton.runtime.interpreter import InterpretedFunction
+
 from xgr_runtime.hal.ops.embedding import embedding_rms_norm_cos_sin
 from xgr_runtime.hal.registry import OpSpec, impl
 
@@ -22,6 +24,8 @@ def _accepts(spec: OpSpec) -> str | None:
 
 
 def _accepts_hopper(spec: OpSpec) -> str | None:
+    if isinstance(embedding_before_product_kernel, InterpretedFunction):
+        return "interpreted kernels start one after the other"
     return why_generation_refused(spec) or _accepts(spec)
 
 
