@@ -43,7 +43,7 @@ def _accepts(spec: OpSpec) -> str | None:
     return why_generation_refused(spec)
 
 
-@impl(select_beams, provider="triton-early", device="cuda", accepts=_accepts)
+@impl(select_beams, provider="triton-pdl", device="cuda", accepts=_accepts)
 def select_beams_by_threshold_early(
     logits_NC: "torch.Tensor",
     lse_N: "torch.Tensor",
@@ -59,7 +59,7 @@ def select_beams_by_threshold_early(
     )
 
 
-@impl(level_logsumexp, provider="triton-early", device="cuda", accepts=_accepts)
+@impl(level_logsumexp, provider="triton-pdl", device="cuda", accepts=_accepts)
 def level_logsumexp_in_one_pass_early(
     logits_NC: "torch.Tensor",
 ) -> "torch.Tensor":
@@ -67,7 +67,7 @@ def level_logsumexp_in_one_pass_early(
     return launch_level_logsumexp(logits_NC, EARLY_RULES)
 
 
-@impl(flagged_level_logsumexp, provider="triton-early", device="cuda", accepts=_accepts)
+@impl(flagged_level_logsumexp, provider="triton-pdl", device="cuda", accepts=_accepts)
 def flagged_level_logsumexp_in_one_pass_early(
     logits_NC: "torch.Tensor", rows: BeamRows, status_S1: "torch.Tensor", round: int
 ) -> "torch.Tensor":
@@ -75,7 +75,7 @@ def flagged_level_logsumexp_in_one_pass_early(
     return launch_flagged_level_logsumexp(logits_NC, rows, status_S1, round, EARLY_RULES)
 
 
-@impl(children_logsumexp, provider="triton-early", device="cuda", accepts=_accepts)
+@impl(children_logsumexp, provider="triton-pdl", device="cuda", accepts=_accepts)
 def children_logsumexp_in_one_pass_early(
     logits_NC: "torch.Tensor", parents: BeamRows, rule_row_S: "torch.Tensor", trie: LevelTrie
 ) -> "torch.Tensor":
@@ -83,7 +83,7 @@ def children_logsumexp_in_one_pass_early(
     return launch_children_logsumexp(logits_NC, parents, rule_row_S, trie, EARLY_RULES)
 
 
-@impl(flag_failed_searches, provider="triton-early", device="cuda", accepts=_accepts)
+@impl(flag_failed_searches, provider="triton-pdl", device="cuda", accepts=_accepts)
 def flag_failed_searches_in_one_kernel_early(
     lse_N: "torch.Tensor", rows: BeamRows, status_S1: "torch.Tensor", round: int
 ) -> None:

@@ -8,7 +8,8 @@ the next kernel come likewise and waits until the one in front has ended and its
 Whoever has it calls it before anything is read or written, counters and scratch included. As all of them do, a kernel that has
 waited comes after every kernel in front: the one before it could not end before it had waited itself. So no kernel writes
 what another, however far in front, still reads, and none reads what is still to be written. Only its start, and addresses
-made of arguments, run beside the kernel in front.
+made of arguments, run beside the kernel in front. In front of the first of them
+stands a kernel that starts in the ordinary way, or that waits in each of its programs as products do.
 """
 
 import triton

@@ -31,12 +31,15 @@ ROOM_BESIDES_WIDTH = 1024
 TILE_CANDIDATES = 1024
 # Programs that fill a device and still are one wave or two.
 PROGRAMS_WANTED = 512
+# A tile has rows beside the first only where as many tiles are left: few rows would wait for each other's children.
+LEAST_PROGRAMS = 128
 # Groups of a search for each of its W beams: more make the threshold tighter and take longer to search.
 GROUPS_FOR_A_BEAM = 4
 # Programs of a search that count its rows while others rank.
 COUNTERS = 8
 # Candidates of a round, gaps among them included, that each program of one kernel may hold: 16 a thread.
 FEW_CANDIDATES = 8192
+FEW_OF_A_WARP, MOST_FEW_WARPS = 512, 16
 # Programs of a search that share their ranks, and of all searches: each scores all candidates of its search.
 FEW_PROGRAMS, MOST_FEW_PROGRAMS = 128, 512
 # Groups of a search whose bests each program that lists candidates reads: 32 a thread.
@@ -69,6 +72,8 @@ def selection_tiles(num_rows: int, num_children: int, fanout: int) -> SelectionT
         columns = min(columns, TILE_CANDIDATES // 4)
     stretches = -(-fanout // columns)
     rows = max(1, min(16, TILE_CANDIDATES // columns, next_power_of_two(num_rows)))
+    while rows > 1 and -(-num_rows // rows) < LEAST_PROGRAMS:
+        rows //= 2
     if stretches > 1:
         rows = 1
     programs = -(-num_rows // rows)
@@ -188,7 +193,8 @@ def launch_select_beams(
     if few is None:
         _launch_by_lists(given, most_children(trie), logits_NC.device, rules)
     else:
-        warps = max(4, min(16, few["TILE_ROWS"] * few["TILE_COLUMNS"] // 512))
+        warps = few["TILE_ROWS"] * few["TILE_COLUMNS"] // FEW_OF_A_WARP
+        warps = max(4, min(MOST_FEW_WARPS, warps))
         options = {**rules.first, "num_warps": warps}
         _start(select_few_kernel, num_searches * few["PROGRAMS"], {**given, **few}, options)
 
