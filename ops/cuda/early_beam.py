@@ -1,7 +1,7 @@
 """The kernels of `beam`, each of which but a selection's first is started while the kernel in front of it ends.
 
 In front of a selection stands a mark of time, behind which nothing starts early in a graph. Why nobody reads or writes too early:
-`ops/triton/candidate_kernels.py`.
+`early_kernels.py`.
 """
 
 from dataclasses import replace
@@ -27,14 +27,14 @@ from ..triton.beam import (
     launch_level_logsumexp,
 )
 from ..triton.select import launch_select_beams
-from .early_kernels import wait_for_kernel_in_front
+from .early_kernels import EARLY, wait_for_kernel_in_front
 from .hopper import why_generation_refused
 from .rules import RULES
 
 if TYPE_CHECKING:
     import torch
 
-EARLY_RULES = replace(RULES, early=wait_for_kernel_in_front, early_options={"launch_pdl": True})
+EARLY_RULES = replace(RULES, early=EARLY, early_options={"launch_pdl": True})
 
 
 def _accepts(spec: OpSpec) -> str | None:

@@ -26,7 +26,7 @@ def launch_level_logsumexp(logits_NC: torch.Tensor, rules: LaunchRules) -> torch
     num_rows, num_codes = logits_NC.shape
     out_N = torch.empty(num_rows, dtype=torch.float32, device=logits_NC.device)
     tile = min(LOGSUMEXP_TILE, next_power_of_two(max(1, num_codes)))
-    level_logsumexp_kernel[(num_rows,)](
+    rules.kernel(level_logsumexp_kernel)[(num_rows,)](
         logits_NC,
         out_N,
         num_codes,
@@ -49,7 +49,7 @@ def launch_flagged_level_logsumexp(
     num_rows, num_codes = logits_NC.shape
     out_N = torch.empty(num_rows, dtype=torch.float32, device=logits_NC.device)
     tile = min(LOGSUMEXP_TILE, next_power_of_two(max(1, num_codes)))
-    flagged_level_logsumexp_kernel[(num_rows,)](
+    rules.kernel(flagged_level_logsumexp_kernel)[(num_rows,)](
         logits_NC,
         out_N,
         rows.scores_N,
@@ -80,7 +80,7 @@ def launch_children_logsumexp(
     out_N = torch.empty(num_rows, dtype=torch.float32, device=logits_NC.device)
     columns = min(TILE_CANDIDATES, next_power_of_two(max(1, most_children(trie))))
     rows = min(16, TILE_CANDIDATES // columns)
-    children_logsumexp_kernel[(max(1, -(-num_rows // rows)),)](
+    rules.kernel(children_logsumexp_kernel)[(max(1, -(-num_rows // rows)),)](
         **level_arrays(trie),
         **row_arrays(logits_NC, parents, rule_row_S),
         out_ptr=out_N,
@@ -96,7 +96,7 @@ def launch_flag_failed(
 ) -> None:
     """See `xgr_runtime.hal.ops.beam.flag_failed_searches`; rules: of the device."""
     num_searches = status_S1.shape[0] - 1
-    flag_failed_kernel[(num_searches + 1,)](
+    rules.kernel(flag_failed_kernel)[(num_searches + 1,)](
         lse_N,
         rows.scores_N,
         rows.start_S1,

@@ -53,11 +53,8 @@ def level_logsumexp_kernel(
     row_stride,
     column_stride,
     TILE: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """out[row] of one row."""
-    if EARLY is not None:
-        EARLY()
     row = tl.program_id(0)
     lse_R = logsumexp_of_row(row, logit_ptr, num_codes, row_stride, column_stride, TILE)
     tl.store(out_ptr + row + tl.arange(0, 1), lse_R)
@@ -78,15 +75,12 @@ def flagged_level_logsumexp_kernel(
     column_stride,
     TILE: tl.constexpr,
     FLAG_TILE: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """out[row] of one row; where it fails its search, the status and -inf for all of the search's rows.
 
     Rows of a search need not know of each other. The first that fails finds status and scores as they were; whoever comes after it may
     find the new status or its own row dead already, and whatever it then writes, or leaves, is what the first one writes.
     """
-    if EARLY is not None:
-        EARLY()
     row = tl.program_id(0)
     search = tl.load(search_ptr + row)
     score = tl.load(score_ptr + row)
@@ -126,11 +120,8 @@ def children_logsumexp_kernel(
     IS_DENSE: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """out[row] over the living children of TILE_ROWS rows."""
-    if EARLY is not None:
-        EARLY()
     row_R, _search_R, _parent_R, edge_R, count_R, alive_R = rows_of_tile(
         tl.program_id(0) * TILE_ROWS,
         num_rows,
@@ -177,11 +168,8 @@ def flag_failed_kernel(
     num_rows,
     num_searches,
     TILE: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """Status of one search, and -inf for its rows where it failed now or before; the last program has the padding."""
-    if EARLY is not None:
-        EARLY()
     search = tl.program_id(0)
     begin = tl.load(start_ptr + search)
     status = tl.load(status_ptr + search)

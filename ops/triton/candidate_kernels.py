@@ -2,14 +2,6 @@
 
 A score is a key: the int32 that orders as the fp32 does. NOTHING, below every key, is no candidate. An entry of a list is
 (key, place) in one int64 that sorts as the contract does, place being row x codes + code, and the node.
-
-A kernel may be started before the kernel in front of it has ended. Then EARLY is a function, the device's own, that lets
-the next kernel come likewise and waits until the one in front has ended and its memory can be read; elsewhere it is None.
-Whoever has it calls it before anything is read or written, counters and scratch included. As all of them do, a kernel that has
-waited comes after every kernel in front: the one before it could not end before it had waited itself. So no kernel writes
-what another, however far in front, still reads, and none reads what is still to be written. Only its start, and addresses
-made of arguments, run beside the kernel in front. In front of the first of them
-stands a kernel that starts in the ordinary way, or that waits in each of its programs as products do.
 """
 
 import triton

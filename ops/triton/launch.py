@@ -24,14 +24,14 @@ class LaunchRules:
     num_programs: programs that run at once; no grid is larger.
     max_tile_elements: fp32 elements of one tile, a power of two; a kernel holds about six tiles on the chip.
     options: compiler options of every launch, by the compiler's own names.
-    early: what a kernel calls before it touches memory where it may start before the one in front has ended (see
-        `candidate_kernels`), or None; early_options: those of a launch that does.
+    early: by the names of kernels, those that are started instead, as they may come before the kernel in front has ended and let the
+        next one come likewise; early_options: of a launch that does.
     """
 
     num_programs: int
     max_tile_elements: int
     options: Mapping[str, Any] = field(default_factory=dict)
-    early: Any = None
+    early: Mapping[str, Any] = field(default_factory=dict)
     early_options: Mapping[str, Any] = field(default_factory=dict)
 
     def grid(self, num_items: int) -> tuple[int]:
@@ -39,14 +39,13 @@ class LaunchRules:
         return (max(1, min(self.num_programs, num_items)),)
 
     @property
-    def first(self) -> dict[str, Any]:
-        """For a kernel that starts behind anything, but lets the next one come early."""
-        return {**self.options, "EARLY": self.early}
-
-    @property
     def behind(self) -> dict[str, Any]:
-        """For a kernel right behind another one: it may start early."""
-        return {**self.first, **self.early_options}
+        """Options of a kernel right behind another one: it may start early."""
+        return {**self.options, **self.early_options}
+
+    def kernel(self, kernel: Any) -> Any:
+        """What is started for `kernel`."""
+        return self.early.get(kernel.__name__, kernel)
 
 
 def next_power_of_two(size: int) -> int:

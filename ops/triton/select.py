@@ -195,8 +195,13 @@ def launch_select_beams(
     else:
         warps = few["TILE_ROWS"] * few["TILE_COLUMNS"] // FEW_OF_A_WARP
         warps = max(4, min(MOST_FEW_WARPS, warps))
-        options = {**rules.first, "num_warps": warps}
-        _start(select_few_kernel, num_searches * few["PROGRAMS"], {**given, **few}, options)
+        options = {**rules.options, "num_warps": warps}
+        _start(
+            rules.kernel(select_few_kernel),
+            num_searches * few["PROGRAMS"],
+            {**given, **few},
+            options,
+        )
 
 
 def _launch_by_lists(
@@ -241,17 +246,17 @@ def _launch_by_lists(
         "COUNT_ROWS": max(1, 2048 // count_bests),
         "COUNT_BESTS": count_bests,
     }
-    _start(group_bests_kernel, programs, given, rules.first)
+    _start(rules.kernel(group_bests_kernel), programs, given, rules.options)
     if not is_threshold_own:
         tile = min(16384, least_tile)
         options = {**rules.behind, "num_warps": max(4, min(16, tile // 512))}
-        _start(threshold_kernel, num_searches, {**given, "TILE": tile}, options)
-    _start(collect_kernel, programs, given, rules.behind)
+        _start(rules.kernel(threshold_kernel), num_searches, {**given, "TILE": tile}, options)
+    _start(rules.kernel(collect_kernel), programs, given, rules.behind)
     if room is None:
-        _start(stream_kernel, num_searches * SEGMENTS, given, rules.behind)
+        _start(rules.kernel(stream_kernel), num_searches * SEGMENTS, given, rules.behind)
     ranks = rank_tiles(num_children, num_searches)
     rank_programs = num_searches * (ranks["PROGRAMS"] + COUNTERS)
-    _start(rank_kernel, rank_programs, {**given, **ranks}, rules.behind)
+    _start(rules.kernel(rank_kernel), rank_programs, {**given, **ranks}, rules.behind)
 
 
 def _start(

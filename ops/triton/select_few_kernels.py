@@ -105,11 +105,8 @@ def select_few_kernel(
     TILE_COLUMNS: tl.constexpr,
     PROGRAMS: tl.constexpr,
     DEAD_ROWS: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """All of a round. A search has PROGRAMS programs, and no more than TILE_ROWS rows of TILE_COLUMNS children."""
-    if EARLY is not None:
-        EARLY()
     CANDIDATES: tl.constexpr = TILE_ROWS * TILE_COLUMNS
     search, program = tl.program_id(0) // PROGRAMS, tl.program_id(0) % PROGRAMS
     first_row = tl.load(parent_start_ptr + search)

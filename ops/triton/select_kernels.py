@@ -65,14 +65,11 @@ def group_bests_kernel(
     GROUPS: tl.constexpr,
     DEAD_ROWS: tl.constexpr,
     COUNTS: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """best[row, stretch, group]: the best key of a group.
 
     Each program also writes DEAD_ROWS child rows as dead and COUNTS of the num_counts numbers at count_ptr as 0.
     """
-    if EARLY is not None:
-        EARLY()
     zero_C = tl.zeros([COUNTS], tl.int32)
     at_C = tl.program_id(0) * COUNTS + tl.arange(0, COUNTS)
     tl.store(count_ptr + at_C, zero_C, mask=at_C < num_counts)
@@ -167,15 +164,12 @@ def collect_kernel(
     SEGMENTS: tl.constexpr,
     ROOM_BESIDES_WIDTH: tl.constexpr,
     THRESHOLD_TILE: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """List the candidates that reach their search's threshold; count all, also those that find no room.
 
     THRESHOLD_TILE: 0 where thresholds are there; else each program finds those of its rows' searches, that many keys at a time,
     and stores them: all programs of a search find the same one.
     """
-    if EARLY is not None:
-        EARLY()
     row_R, search_R, parent_R, edge_R, count_R, alive_R = rows_of_tile(
         tl.program_id(0) // PARTS * TILE_ROWS,
         num_rows,

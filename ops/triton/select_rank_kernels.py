@@ -106,11 +106,8 @@ def stream_kernel(
     GROUPS: tl.constexpr,
     SEGMENTS: tl.constexpr,
     ROOM_BESIDES_WIDTH: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """final_count[s, segment], and the segment's list where some list of search s had no room for all."""
-    if EARLY is not None:
-        EARLY()
     search, segment = tl.program_id(0) // SEGMENTS, tl.program_id(0) % SEGMENTS
     start = tl.load(child_start_ptr + search)
     width = tl.load(child_start_ptr + search + 1) - start
@@ -287,11 +284,8 @@ def rank_kernel(
     BESTS: tl.constexpr,
     COUNT_ROWS: tl.constexpr,
     COUNT_BESTS: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """Write each entry to the child row of its rank, if there is one. A search has PROGRAMS programs, COUNTERS count."""
-    if EARLY is not None:
-        EARLY()
     search = tl.program_id(0) // (PROGRAMS + COUNTERS)
     program = tl.program_id(0) % (PROGRAMS + COUNTERS)
     if program >= PROGRAMS:

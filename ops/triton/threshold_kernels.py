@@ -95,11 +95,8 @@ def threshold_kernel(
     threshold_ptr,
     BESTS: tl.constexpr,
     TILE: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """threshold[s], for searches of so many groups that not every program that lists candidates should count them."""
-    if EARLY is not None:
-        EARLY()
     search = tl.program_id(0)
     threshold = threshold_of_search(
         search, best_ptr, parent_start_ptr, child_start_ptr, BESTS, TILE
