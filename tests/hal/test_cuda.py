@@ -139,6 +139,35 @@ def test_a_kernel_that_was_never_started_is_found_and_then_captured(device: Devi
         torch.testing.assert_close(target[:, :size], expected)
 
 
+def test_every_thread_captures_products(device: Device) -> None:
+    """The product library has a handle a thread, which cannot be made during a capture."""
+    x = torch.eye(16, device=device.torch_device)
+    out, errors = torch.zeros_like(x), list[BaseException]()
+
+    def double() -> None:
+        torch.mm(x, x + x, out=out)
+
+    def capture() -> None:
+        try:
+            graph = device.capture("double", double)
+            with device.segment("double"):
+                graph.replay()
+            device.synchronize()
+        except BaseException as error:  # noqa: BLE001 - looked at below
+            errors.append(error)
+
+    for _ in range(2):
+        out.zero_()
+        torch.cuda.synchronize()
+        beside = threading.Thread(target=capture)
+        beside.start()
+        beside.join(60)
+        assert not errors
+        assert torch.equal(out, 2 * torch.eye(16, device=device.torch_device))
+    capture()
+    assert not errors
+
+
 def test_captures_follow_those_that_were_thrown_away(device: Device) -> None:
     """Also where a tensor that was made in one of them lives on, as a library's workspace does."""
     x = torch.ones(4, device=device.torch_device)

@@ -1,7 +1,7 @@
 """Captured graphs of a CUDA device.
 
 A capture runs nothing, and what it meets is as far as it can be: kernels of ops are compiled and loaded before
-(`missing_kernels`), the product library is set up by one product of each kind. Where Triton does not say what it is about to
+(`missing_kernels`), the product library, which every thread sets up anew, by one product of each kind. Where Triton does not say what it is about to
 compile, the segment runs once before its capture instead.
 
 All graphs share one pool of memory. A pool that no graph uses any more cannot be used again while a tensor lives in it, as a
@@ -46,7 +46,7 @@ class CudaCaptures:
     ) -> None:
         self._place, self._stream, self._lock = place, stream, lock
         self._default = torch.cuda.default_stream(place)
-        self._has_products = False
+        self._ready = threading.local()  # threads whose products have run once
         reason = why_not_found()
         self.is_compiling = reason is None
         if reason is not None:
@@ -81,7 +81,7 @@ class CudaCaptures:
     def _prepare(self) -> None:
         """Before a capture: nothing is on the way, and the product library has what it allocates at its first product."""
         self._default.synchronize()
-        if not self._has_products:
+        if not getattr(self._ready, "has_products", False):
             with torch.cuda.stream(self._stream):
                 for dtype in (torch.float32, torch.float16, torch.bfloat16):
                     one = torch.zeros((16, 16), dtype=dtype, device=self._place)
@@ -89,7 +89,7 @@ class CudaCaptures:
                     total.addmm_(one, one)
                     torch.addmm(one[0], one, one)
                 torch.mm(one, one, out_dtype=torch.float32)
-            self._has_products = True
+            self._ready.has_products = True
         self._stream.synchronize()
         if self._pool_user is None:
             one = torch.zeros(1, device=self._place)
