@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import pytest
@@ -76,6 +77,25 @@ def test_without_rules_the_inputs_are_one_copy_and_the_outcome_another(
         ("compute", "device to device"),
         ("results", "device to host"),
     ]
+
+
+class WithoutGraphs(StrictDevice):
+    """A device whose captures are what somebody suspects."""
+
+    def capture(self, name: str, fn: object) -> NoReturn:
+        raise RuntimeError(f"{name} is captured")
+
+    def repeated_copy(self, target: torch.Tensor, source: torch.Tensor) -> NoReturn:
+        raise RuntimeError("a copy may be captured")
+
+
+def test_without_graphs_nothing_is_captured(config: RuntimeConfig) -> None:
+    off = replace(config, graphs=False)
+    with pytest.raises(RuntimeError, match="captured"):
+        make_engine(config, WithoutGraphs())
+    with closing(make_engine(off, WithoutGraphs())) as engine:
+        for case in CASES:
+            engine.worker.run(make_batch(engine, CASES[case]))
 
 
 def test_more_batches_than_places_is_a_mistake(config: RuntimeConfig) -> None:

@@ -1,8 +1,8 @@
 """Captured graphs of a CUDA device.
 
 A capture runs nothing, and what it meets is as far as it can be: kernels of ops are compiled and loaded before
-(`missing_kernels`), the product library, which every thread sets up anew, by one product of each kind. Where Triton does not say what it is about to
-compile, the segment runs once before its capture instead.
+(`missing_kernels`), and the product library, which has a handle for each thread, has run a product of each kind in this one.
+Where Triton does not say what it is about to compile, the segment runs once before its capture instead.
 
 All graphs share one pool of memory. A pool that no graph uses any more cannot be used again while a tensor lives in it, as a
 library's workspace does; so one graph, of a single kernel, uses it for as long as the device is open, whatever becomes of the
@@ -39,13 +39,17 @@ class CudaGraph:
 
 
 class CudaCaptures:
-    """Makes the graphs of one device, on one of its streams. lock: what may not be issued by others during a capture holds it too."""
+    """Makes the graphs of one device, on one of its streams, one at a time.
+
+    lock: held by others for what may not be issued during a capture.
+    """
 
     def __init__(
         self, place: torch.device, stream: torch.cuda.Stream, lock: threading.Lock
     ) -> None:
         self._place, self._stream, self._lock = place, stream, lock
         self._default = torch.cuda.default_stream(place)
+        self._alone = threading.Lock()  # of whoever prepares or captures
         self._ready = threading.local()  # threads whose products have run once
         reason = why_not_found()
         self.is_compiling = reason is None
@@ -57,6 +61,10 @@ class CudaCaptures:
 
     def capture(self, name: str, fn: Callable[[], None]) -> CudaGraph:
         """As `Device.capture`."""
+        with self._alone:
+            return self._capture(name, fn)
+
+    def _capture(self, name: str, fn: Callable[[], None]) -> CudaGraph:
         self._prepare()
         if not self.is_compiling:
             with torch.cuda.stream(self._stream):
@@ -74,8 +82,9 @@ class CudaCaptures:
 
     def missing_kernels(self, name: str, fn: Callable[[], None]) -> Sequence[Kernel]:
         """As `Device.missing_kernels`: by a capture that is thrown away."""
-        self._prepare()
-        _, missing = self._record(fn, is_kept=False)
+        with self._alone:
+            self._prepare()
+            _, missing = self._record(fn, is_kept=False)
         return missing
 
     def _prepare(self) -> None:

@@ -128,9 +128,9 @@ class Device(Protocol):
         ...
 
     def repeated_copy(self, target: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
-        """Issues, each time it is called, the copy between those two on `compute`, as cheaply for the host as can be.
+        """Issues, each time it is called inside the lane `compute`, the copy between those two, as cheaply for the host as can be.
 
-        Between batches. source: pinned, where it is the host's.
+        It may be a captured graph: made between batches. source: pinned, where it is the host's.
         """
         ...
 

@@ -31,6 +31,8 @@ from xgr_runtime.models.layers.parallel import ParallelContext
 from xgr_runtime.models.layers.rotary import rotary_frequency
 from xgr_runtime.models.weights import WeightReader
 
+# Up to so many tokens, the largest size that `xschedule.ladder` has for them, a layer takes as long as its weights take to read,
+# however many rows it has (figures: ops/cuda/linear.py), so the last one runs on all of them: two kernels fewer.
 FEW_TOKENS = 64
 
 

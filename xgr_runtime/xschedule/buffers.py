@@ -193,9 +193,9 @@ class _Entry:
 
 
 class InputBuffers:
-    """The block that segments read, and an entry for each batch in flight."""
+    """The block that segments read, and an entry for each batch in flight. is_capturing: whether the device may be asked for graphs."""
 
-    def __init__(self, capacities: Capacities, device: Device) -> None:
+    def __init__(self, capacities: Capacities, device: Device, *, is_capturing: bool) -> None:
         self._device = device
         self._group, self._history = _group_layout(capacities), _history_layout(capacities)
         self._dummy_slot = capacities.num_rows  # behind all slots that rows may have
@@ -207,9 +207,8 @@ class InputBuffers:
         self._of_histories = self._history.views(self._block[self._group.num_bytes :])
         self._group_block = self._block[: self._group.num_bytes]
         self._entries = [self._new_entry(1) for _ in range(capacities.num_batches)]
-        self._send_first = [
-            device.repeated_copy(self._block, entry.first_pinned) for entry in self._entries
-        ]
+        repeated = device.repeated_copy if is_capturing else partial(partial, device.copy)
+        self._send_first = [repeated(self._block, entry.first_pinned) for entry in self._entries]
         self._row_plans = RowPlans(self._dummy_slot)
         self._cuts: dict[Hashable, object] = {}
 

@@ -63,6 +63,7 @@ def build_parts(
         num_pages,
         page_size,
         allow_reference=config.ops.allow_reference,
+        is_capturing=graphs.is_capturing,
         sizes=sizes,
     )
     rule_cache = RuleCache(cache.rule_cache_bytes)

@@ -35,7 +35,8 @@ from xgr_runtime.xschedule.buckets import (
 from xgr_runtime.xschedule.capacities import Capacities
 
 FIRST_TOKENS, FIRST_ROWS = 128, 64
-# New tokens of one history alone: what a user who returns brings, behind tokens that are cached.
+# New tokens of one history alone: what a user who returns brings, behind tokens that are cached. A decoder treats up to
+# `models.decoder.FEW_TOKENS` in a way of their own.
 FEW_TOKENS = (32, 64)
 # Steps that an octave beyond 512 is cut into: a prefill takes most of the time, and its graphs serve every catalogue.
 _TOKEN_STEPS, _ROW_STEPS = 4, 2

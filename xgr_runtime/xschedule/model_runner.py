@@ -78,6 +78,7 @@ class ModelRunner:
         page_size: int,
         *,
         allow_reference: bool,
+        is_capturing: bool,
         sizes: Sizes,
     ) -> None:
         self._model, self._device, self._dtype = model, device, dtype
@@ -94,7 +95,7 @@ class ModelRunner:
             SharedKV(model.kv_spec, num_pages, page_size, place),
             UnsharedKV(model.kv_spec, capacities.num_rows, rounds, place),
         )
-        self.inputs = InputBuffers(capacities, device)
+        self.inputs = InputBuffers(capacities, device, is_capturing=is_capturing)
         self.state = BeamState(
             rounds, capacities.num_rows, capacities.num_searches, device, capacities.num_batches
         )
