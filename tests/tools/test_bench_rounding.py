@@ -16,6 +16,7 @@ from xgr_runtime.conformance.op_case import OpCase
 from xgr_runtime.hal.cpu import CpuDevice
 from xgr_runtime.hal.ops.stream import stream_linear_silu_mul
 from xgr_runtime.hal.registry import all_ops
+from xgr_runtime.hal.tolerances import TOLERANCES
 
 BF16 = torch.bfloat16
 ROWS, INPUTS, HIDDEN, INNER = 96, 64, 1024, 256
@@ -66,6 +67,23 @@ def test_the_error_of_one_rounding() -> None:
     expected = rounding_variance(values, BF16).double()
     assert float(errors.square().mean() / expected.mean()) == pytest.approx(1, abs=0.02)
     assert rounding_variance(torch.zeros(2), BF16).tolist() == [0, 0]
+
+
+def test_roundings_that_are_not_counted_are_within_the_table() -> None:
+    """The gate, the value, silu(gate) and the result, each off by the most there is: rtol alone does not hold, atol does."""
+    fractions = np.linspace(1, 2, 100_001)
+    most = float(np.abs(rounded(fractions) / fractions - 1).max())
+    assert most == pytest.approx(2**-8, rel=0.01)
+    assert most < 2**-8
+    gates = np.linspace(-30, 30, 60_001)
+    off = 1 + most * np.array([[-1], [1]])
+    silu, moved = (g / (1 + np.exp(-g)) for g in (gates, gates * off))
+    moved *= (1 + most * np.sign(np.abs(moved) - np.abs(silu))) ** 3  # away from it
+    excess = (np.abs(moved - silu) - TOLERANCES[BF16].rtol * np.abs(silu)).max(axis=0)
+    assert gates[excess > 0].max() == pytest.approx(-5.7, abs=0.2)
+    assert gates[excess.argmax()] == pytest.approx(-6.9, abs=0.1)
+    assert 3e-5 < excess.max() < 4e-5
+    assert excess.max() * 700 < TOLERANCES[BF16].atol
 
 
 def test_the_counted_noise_is_what_roundings_do() -> None:

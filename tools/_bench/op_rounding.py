@@ -12,9 +12,11 @@ times the value's, with nothing in the result that a relative tolerance could be
 fits results that are rounded once, does not hold there, and why more rows exceed it sooner. A provider that leaves out
 some of the roundings has less.
 
-Not counted here, as rtol (3e-2 in bf16, 15 roundings of the result) covers them: the gate and the value as they are rounded
-themselves, at most 2^-9 of each, which changes the result by that times gate * silu'(gate) / silu(gate), below 7 down to
-gates of -7, where results are less than atol; and the result's own rounding.
+Not counted here, as the table's tolerance covers them: the gate, the value, silu(gate) and the result as they are rounded
+themselves, in bf16 by less than 2^-8 of each (8 significant bits). The last three change the result by that share, the gate's by
+|gate * silu'(gate) / silu(gate)| = |1 + gate * (1 - sigmoid(gate))| times it: at most 1.3 above a gate of 0, 6 at -7, about
+-gate - 1 below. rtol (3e-2, 7.7 such roundings) does not cover the sum at -7, (6 + 1 + 1 + 1) * 2^-8 = 3.5e-2, nor any below
+-5.7; what is left is less than 4e-5 of the value, most at a gate of -6.9, which atol (3e-2) covers for values up to 700.
 """
 
 from __future__ import annotations
