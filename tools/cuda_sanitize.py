@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from contextlib import nullcontext
 from functools import partial
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -28,7 +27,6 @@ import torch
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from xgr_runtime.conformance import comparison
 from xgr_runtime.conformance.comparison import clone_to, convert
 from xgr_runtime.conformance.op_cases import GENERATORS
 from xgr_runtime.conformance.parity import check_provider
@@ -72,12 +70,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failures = [f"{f.module} {f.reason}" for f in load_providers("cuda")]
     if options.plant:
         return plant(device)
-    if options.unfilled:
-        comparison.NanFilled = nullcontext  # type: ignore[assignment, misc]
     for name, op in all_ops().items():
         if options.ops is None or name in options.ops:
             for dtype in options.dtypes:
-                failures += run_op(op, getattr(torch, dtype), device, options.most)
+                failures += run_op(
+                    op,
+                    getattr(torch, dtype),
+                    device,
+                    options.most,
+                    is_filling=not options.unfilled,
+                )
     print("\n".join(f"wrong: {failure}" for failure in failures) or AGREED)
     return 1 if failures else 0
 
@@ -95,14 +97,26 @@ def plant(device: Device) -> int:
     return 0
 
 
-def run_op(op: Op[..., object], dtype: torch.dtype, device: Device, most: int) -> list[str]:
-    """All CUDA providers of an op on some of the small cases that each takes; what went wrong."""
+def run_op(
+    op: Op[..., object],
+    dtype: torch.dtype,
+    device: Device,
+    most: int,
+    *,
+    is_filling: bool = True,
+) -> list[str]:
+    """All CUDA providers of an op on some of the small cases that each takes; what went wrong.
+
+    is_filling: as of `check_provider`.
+    """
     failures = []
     for found in op.impls:
         if found.device_kind == device.kind:
             chosen = chosen_cases(op, found, dtype, device, most)
             generator = partial(_again, chosen)
-            entry = check_provider(op, found.provider, found.fn, dtype, device, generator)
+            entry = check_provider(
+                op, found.provider, found.fn, dtype, device, generator, is_filling=is_filling
+            )
             what = f"{op.name} by {found.provider}, {entry.dtype}"
             print(f"{what}: {entry.num_run} cases ran, {entry.num_refused} refused", flush=True)
             failures += [f"{what}, {label}: {message}" for label, message in entry.failures]

@@ -5,7 +5,7 @@
 First memcheck has to find a write that is planted; without that, silence would mean nothing. Then every group of ops runs
 without a checker, which compiles its kernels, and under each. A run is clean where the program has said that all agreed and the
 checker that it counted no error: a program that dies early leaves exit code 0. Exit code 0: all clean; 1: something was found or
-had no time; 2: the checker does not work here.
+had no time; 2: the checker does not work here, or no op that was asked for has a CUDA provider. Those without one are named.
 
 What the checkers are known to report though it is no fault (NVIDIA's release notes,
 docs.nvidia.com/compute-sanitizer/ReleaseNotes): racecheck before 2025.4 on mbarriers, before 2026.1 on barriers of a warpgroup,
@@ -95,6 +95,15 @@ def groups(names: Sequence[str]) -> list[tuple[str, ...]]:
     others = [n for n in names if not ALONE.match(n)]
     starts = range(0, len(others), TOGETHER)
     return [*((n,) for n in alone), *(tuple(others[i : i + TOGETHER]) for i in starts)]
+
+
+def with_providers(asked: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Of these ops, in their declared order, those that have a CUDA provider, and the others."""
+    found: tuple[list[str], list[str]] = ([], [])
+    for name, op in all_ops().items():
+        if name in asked:
+            found[all(i.device_kind != "cuda" for i in op.impls)].append(name)
+    return found
 
 
 def judge(tool: str, text: str, *, is_late: bool) -> str:
@@ -225,8 +234,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     offer_providers()
     for failed in load_providers("cuda"):
         print(f"not loaded: {failed.module}: {failed.reason}")
-    names = [n for n, op in all_ops().items() if any(i.device_kind == "cuda" for i in op.impls)]
-    checker, ops = Checker(args, path), groups([n for n in names if n in (args.ops or names)])
+    names, without = with_providers(args.ops or list(all_ops()))
+    if not names:
+        parser.error(f"no CUDA provider of {', '.join(without)}: nothing to check")
+    if without:
+        print(f"not checked, no CUDA provider: {', '.join(without)}", flush=True)
+    checker, ops = Checker(args, path), groups(names)
     runs = [checker.run(PLANT, ())]
     if runs[0].result != "found":
         print(f"{path} did not find what was planted: {runs[0].result}\n{runs[0].text[-2000:]}")

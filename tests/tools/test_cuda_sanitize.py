@@ -6,12 +6,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from tools import cuda_sanitize, cuda_sanitize_all
+from xgr_runtime.conformance.comparison import NanFilled
 from xgr_runtime.conformance.op_cases import GENERATORS
 from xgr_runtime.hal.cpu import CpuDevice
 from xgr_runtime.hal.registry import Impl, all_ops
@@ -83,6 +86,26 @@ def test_providers_of_a_gpu_run_on_small_cases(
     assert capsys.readouterr().out == "silu_mul by fast, float32: 2 cases ran, 0 refused\n"
     assert bool(failures) != is_right
     assert all(line.startswith("silu_mul by fast, float32, ") for line in failures)
+
+
+@pytest.mark.parametrize(("option", "is_filled"), [([], True), (["--unfilled"], False)])
+def test_new_memory_is_nan_or_left_as_it_is(
+    option: list[str], is_filled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen by the mode, as memory that is left as it is may hold NaN."""
+    op, modes = all_ops()["silu_mul"], list[object]()
+
+    def provided(gate_up_N2F: torch.Tensor) -> object:
+        modes.append(_get_current_dispatch_mode())
+        return op.reference(gate_up_N2F)
+
+    monkeypatch.setattr(op, "impls", [Impl("fast", "cuda", provided, lambda _: None)])
+    monkeypatch.setattr(cuda_sanitize, "open_device", lambda _: SimpleNamespace(device=NamedGpu()))
+    monkeypatch.setattr(cuda_sanitize, "load_providers", lambda _: ())
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    arguments = ["--ops", "silu_mul", "--dtypes", "float32", "--most", "1", *option]
+    assert cuda_sanitize.main(arguments) == 0
+    assert [isinstance(mode, NanFilled) for mode in modes] == [is_filled]
 
 
 def test_cases_are_chosen_among_those_that_a_provider_takes() -> None:
@@ -197,9 +220,35 @@ def test_a_round_says_what_was_found_and_ends_in_time(
     assert "late after 3 s: silu_mul" in capsys.readouterr().out
 
 
-def test_a_checker_that_sees_nothing_is_no_checker(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_ops_without_a_provider_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Beside others, and alone, which is nothing to check: a usage error before anything runs."""
+    op = all_ops()["silu_mul"]
+    monkeypatch.setattr(op, "impls", [Impl("fast", "cuda", op.reference, lambda _: None)])
+    monkeypatch.setattr(all_ops()["linear"], "impls", [])
+    monkeypatch.setattr(cuda_sanitize_all, "load_providers", lambda _: ())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    arguments = ["--checker", str(fake_checker(tmp_path, WRITE)), "--tools", "memcheck", "--ops"]
+    assert cuda_sanitize_all.main([*arguments, "linear", "silu_mul"]) == 1
+    said = capsys.readouterr().out
+    assert "not checked, no CUDA provider: linear\n" in said
+    assert "== memcheck: 1 of 1 ops clean" in said
+    with pytest.raises(SystemExit) as ended:
+        cuda_sanitize_all.main([*arguments, "linear"])
+    assert ended.value.code == 2
+    said, wrong = capsys.readouterr()
+    assert said == ""
+    assert "usage: " in wrong
+    assert "no CUDA provider of linear: nothing to check" in wrong
+
+
+def test_a_checker_that_sees_nothing_is_no_checker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    op = all_ops()["silu_mul"]
+    monkeypatch.setattr(op, "impls", [Impl("fast", "cuda", op.reference, lambda _: None)])
+    monkeypatch.setattr(cuda_sanitize_all, "load_providers", lambda _: ())
     blind = str(fake_checker(tmp_path, CLEAN))
     assert cuda_sanitize_all.main(["--checker", blind]) == 2
     assert "did not find what was planted" in capsys.readouterr().out

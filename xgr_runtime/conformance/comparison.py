@@ -7,6 +7,7 @@ reference's dtype, are contiguous and new memory; arguments that the op may not 
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,10 +89,16 @@ def clone_to(
     return change
 
 
-def call(fn: Callable[..., Any], case: OpCase, args: Any) -> Results:
-    """What the contract specifies of a call; Difference where it wrote elsewhere or returned somebody else's memory."""
+def call(fn: Callable[..., Any], case: OpCase, args: Any, *, is_filling: bool = True) -> Results:
+    """What the contract specifies of a call; Difference where it wrote elsewhere or returned somebody else's memory.
+
+    is_filling: whether memory that it allocates is NaN; without it, a checker sees what nobody has written.
+    """
     before = {name: _bits_of(arg) for name, arg in args.items() if name not in case.mutates}
-    with NanFilled():  # type: ignore[no-untyped-call]
+    filling: AbstractContextManager[Any] = nullcontext()
+    if is_filling:
+        filling = NanFilled()  # type: ignore[no-untyped-call]
+    with filling:
         result = fn(**args)
     for name, bits in before.items():
         require(_bits_of(args[name]) == bits, f"{name} was written to")

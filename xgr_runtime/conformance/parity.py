@@ -14,6 +14,7 @@ import torch
 
 from xgr_runtime.conformance.comparison import (
     Error,
+    Results,
     TooFar,
     call,
     clone_to,
@@ -117,11 +118,17 @@ def check_provider(
     dtype: torch.dtype,
     device: Device,
     generator: Generator | None = None,
+    *,
+    is_filling: bool = True,
 ) -> ParityEntry:
-    """Run all cases of an op, up to one that a lost device does not survive. generator: if not that of GENERATORS."""
+    """Run all cases of an op, up to one that a lost device does not survive. generator: if not that of GENERATORS.
+
+    is_filling: whether memory that the provider allocates is NaN, as of `comparison.call`.
+    """
     generator = GENERATORS[op.name] if generator is None else generator
     entry = ParityEntry(op.name, provider, str(dtype).removeprefix("torch."))
     native, start = native_dtypes(op, generator, dtype), time.perf_counter()
+    run = partial(call, is_filling=is_filling)
     for case in generator(dtype):
         entry.num_cases += 1
         spec = OpSpec(device.kind, dtype, device.capability, case.dims)
@@ -137,7 +144,7 @@ def check_provider(
         entry.num_run += 1
         try:
             bound = _with_parts(op, provider, fn, spec)
-            for name, error in _errors(op, bound, case, dtype, native, device):
+            for name, error in _errors(op, partial(run, bound), case, dtype, native, device):
                 entry.note_error(f"{case.label}, {name}", error)
         except Difference as difference:
             entry.note_failure(case.label, str(difference))
@@ -174,15 +181,15 @@ def _with_parts(
 
 def _errors(
     op: Op[..., object],
-    fn: Callable[..., Any],
+    run: Callable[[OpCase, Any], Results],
     case: OpCase,
     dtype: torch.dtype,
     native: dict[str, torch.dtype],
     device: Device,
 ) -> Iterator[tuple[str, Error]]:
-    """The error of each result of one case."""
+    """The error of each result of one case. run: the provider's `call`."""
     expected = expected_results(op, case)
-    got = call(fn, case, convert(case.args, clone_to(device.torch_device)))
+    got = run(case, convert(case.args, clone_to(device.torch_device)))
     require(got.keys() == expected.keys(), f"expected {[*expected]}, got {[*got]}")
     for name, tensor in got.items():
         try:
