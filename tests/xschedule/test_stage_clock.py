@@ -142,38 +142,65 @@ def test_stages_are_disjoint_and_within_the_batch(
     assert all(len(set(seconds)) > 1 for seconds in by_round)
 
 
+class SteppedTimer(CpuTimer):
+    """A point is the time that the device shows."""
+
+    def __init__(self, device: SteppedDevice) -> None:
+        super().__init__()
+        self._device = device
+
+    def record(self, point: int) -> None:
+        self._times_s[point] = self._device.now_s
+        self._device.num_points += 1
+
+
+class SteppedDevice(CpuDevice):
+    """Its time passes where a test says so, and it counts the points that are recorded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s, self.num_points = 0.0, 0
+
+    def timer(self) -> SteppedTimer:
+        return SteppedTimer(self)
+
+
 def test_a_batch_that_failed_leaves_no_times_behind() -> None:
-    clock = StageClock(CpuDevice())
+    device = SteppedDevice()
+    clock = StageClock(device)
     with pytest.raises(ZeroDivisionError), clock.copying(is_to_host=False):
         _ = 1 // 0
     with clock.copying(is_to_host=False):
-        time.sleep(0.02)
+        device.now_s += 1
     clock.start()
     with clock.copying(is_to_host=True):
-        pass
+        device.now_s += 2
     times = clock.read()
     assert times.to_device_s == times.prefill_s == 0.0
-    assert 0 <= times.to_host_s < 0.02
+    assert times.to_host_s == 2
     assert times.rounds_s == times.selects_s == ()
 
 
 def test_a_prefill_that_follows_its_copy_begins_where_that_ends() -> None:
     """One point fewer, and no time between them that is nobody's."""
-    clock = StageClock(CpuDevice())
+    device = SteppedDevice()
+    clock = StageClock(device)
     for is_next in (False, True):
+        device.num_points = 0
         clock.start()
         with clock.copying(is_to_host=False):
-            time.sleep(0.01)
-        time.sleep(0.02)
+            device.now_s += 1
+        device.now_s += 2
         with clock.prefill(is_next=is_next):
-            time.sleep(0.01)
+            device.now_s += 4
         with clock.copying(is_to_host=True):
-            pass
+            device.now_s += 8
         times = clock.read()
-        assert 0.01 <= times.to_device_s < 0.02
-        assert times.prefill_s >= 0.01 + 0.02 * is_next
-        stages_s = times.to_device_s + times.prefill_s + times.to_host_s
-        assert times.span_s - stages_s >= 0.02 * (not is_next)
+        assert device.num_points == 6 - is_next
+        assert times.to_device_s == 1
+        assert times.prefill_s == 4 + 2 * is_next
+        assert times.to_host_s == 8
+        assert times.span_s == 15
 
 
 def test_groups_of_other_depths_have_their_own_times() -> None:
