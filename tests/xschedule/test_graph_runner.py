@@ -137,6 +137,13 @@ def test_the_borders_of_a_segment_are_timed_outside_of_its_graph() -> None:
         assert math.isnan(timer.seconds(3, 4))
 
 
+def test_a_timer_and_the_points_of_it_come_together() -> None:
+    for alone in ({"timer": CpuTimer()}, {"points": (0, 1)}):
+        with pytest.raises(ValueError, match="round: a timer and its points belong together"):
+            Segment("round", "key", lambda: None, **alone)
+    assert GraphRunner(CpuDevice()).run([Segment("round", "key", lambda: None)]) == []
+
+
 def test_a_device_that_holds_no_graph_runs_op_by_op() -> None:
     work, device = Work(), StrictDevice()
     runner = GraphRunner(device, 0)

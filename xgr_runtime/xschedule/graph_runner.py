@@ -22,7 +22,7 @@ class Segment:
     """A function over static buffers. Segments with an equal key are interchangeable.
 
     timer: what `run` records into, None where nothing is. points: of that timer, the segment's first and last, which the
-    runner records.
+    runner records; ValueError where there is one of the two alone.
     kv_lens: the histories' lengths, for graphs that are told them at replay. slot_index: the catalogue slot it reads, None
     where it reads none. is_eager: never captured. before_capture: makes what other segments leave for this one harmless to
     read, since a capture may run it before they ran. captured_by: what would have made a graph of it, for a warning.
@@ -32,12 +32,16 @@ class Segment:
     key: Hashable
     run: Callable[[], None]
     timer: Timer | None = None
-    points: tuple[int, int] = (0, 1)
+    points: tuple[int, int] | None = None
     kv_lens: tuple[int, ...] = ()
     slot_index: int | None = None
     is_eager: bool = False
     before_capture: Callable[[], None] = lambda: None
     captured_by: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.timer is None) != (self.points is None):
+            raise ValueError(f"{self.name}: a timer and its points belong together")
 
 
 @dataclass(frozen=True)
@@ -165,15 +169,16 @@ class GraphRunner:
         timers = []
         for segment, captured in zip(segments, found, strict=True):
             timer = segment.timer if captured is None else captured.timer
+            points = segment.points
             with self._device.segment(segment.name):
-                if timer is not None:
-                    timer.record(segment.points[0])
+                if timer is not None and points is not None:
+                    timer.record(points[0])
                 if captured is None:
                     segment.run()
                 else:
                     captured.graph.replay(segment.kv_lens)
-                if timer is not None:
-                    timer.record(segment.points[1])
+                if timer is not None and points is not None:
+                    timer.record(points[1])
                     timers.append(timer)
         return timers
 
