@@ -26,9 +26,8 @@ from tools._bench.results import FOLDER, load_results, why_wrong  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ROW = (
-    "0.6B-w512-h1024-b1"  # its engine starts soonest: 41 s on an H200 that has compiled nothing yet
-)
+# its engine starts soonest: 41 s on an H200 that has compiled nothing yet
+ROW = "0.6B-w512-h1024-b1"
 TOLERANCE = 0.15
 
 

@@ -117,6 +117,13 @@ def test_a_name_of_no_op_is_an_error_and_the_file_stays(tmp_path: Path) -> None:
     assert out.read_text() == "good results of before"
 
 
+def test_only_some_of_the_checks_is_no_run(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        bench_ops.main([*TINY, "--op", "rms_norm", "--only", "torch"])
+    assert ended.value.code == 2
+    assert "--only needs --check" in capsys.readouterr().err
+
+
 def answer_of(
     monkeypatch: pytest.MonkeyPatch, only: str, output: bytes, code: int | None
 ) -> dict[str, Any]:
