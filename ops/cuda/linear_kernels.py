@@ -10,13 +10,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-
-@triton.jit
-def _normalised(x_RM, weight_M, eps, M: tl.constexpr, dtype: tl.constexpr):
-    """Rows of x (fp32, zero behind M) normalised, rounded to dtype, weighted and rounded again; weight is fp32."""
-    mean_R = tl.sum(x_RM * x_RM, axis=1) / M
-    scaled_RM = (x_RM * tl.rsqrt(mean_R + eps)[:, None]).to(dtype).to(tl.float32)
-    return (scaled_RM * weight_M[None, :]).to(dtype)
+from ..triton.layer_kernels import normalised
 
 
 @triton.jit
@@ -87,12 +81,13 @@ def stream_norm_kernel(
     if IS_DEPENDENT:
         gdc_launch_dependents()
     m_M = tl.arange(0, M_PAD)
-    weight_M = tl.load(weight_ptr + m_M, mask=m_M < M, other=0.0).to(tl.float32)
+    weight_M = tl.load(weight_ptr + m_M, mask=m_M < M, other=0.0)
     row_R = tl.cast(tl.program_id(0), tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)
     is_used_RM = (row_R[:, None] < num_rows) & (m_M[None, :] < M)
     place_RM = row_R[:, None] * M + m_M[None, :]
     if IS_DEPENDENT:
         gdc_wait()
     residual_RM = tl.load(residual_ptr + place_RM, mask=is_used_RM, other=0.0).to(tl.float32)
-    out_RM = _normalised(residual_RM, weight_M, eps, M, out_ptr.dtype.element_ty)
+    dtype = out_ptr.dtype.element_ty
+    out_RM = normalised(residual_RM, weight_M, eps, M, dtype).to(dtype)
     tl.store(out_ptr + place_RM, out_RM, mask=is_used_RM)
