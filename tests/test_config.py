@@ -18,6 +18,7 @@ from xgr_runtime.config import (
 )
 from xgr_runtime.config_check import RANGES, check_config
 from xgr_runtime.errors import ConfigError, shown
+from xgr_runtime.hal.discovery import DEVICE_CHOICES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,7 +113,7 @@ def test_a_key_like_no_other_lists_the_known_ones(tmp_path: Path) -> None:
         ({"catalogs": {"a": 1}}, "catalogs.a must be a text, got 1"),
         ({"model": "path"}, "model must be a section, got 'path'"),
         ({"model": None}, "model must be a section, got None"),
-        ({"device": "gpu"}, "device must be one of auto, npu, cuda, cpu, got 'gpu'"),
+        ({"device": "gpu"}, f"device must be one of {', '.join(DEVICE_CHOICES)}, got 'gpu'"),
         ({"search": {"normalization": "softmax"}}, "must be one of vocab, level, valid"),
         ([1, 2], "must hold a mapping of options, got list"),
         ("a: [", "is not YAML"),
