@@ -84,6 +84,9 @@ def test_the_command_prints_the_same_as_a_table_and_as_json() -> None:
         assert device["reason"] in line
     for row in report["ops"]:
         assert (row["op"], row["device"], row["dtype"], row["provider"] or "NONE") in words
+    pairs = [(row["op"], row["device"]) for row in report["ops"]]
+    rows = [line for line in lines if tuple(line.split()[:2]) in pairs]
+    assert len({line.index(f" {line.split()[1]} ") for line in rows}) == 1, "a column of devices"
     num_rows = 3 + sum(len(report[part]) for part in ("packages", "libraries", "devices", "ops"))
     assert len(lines) == num_rows + sum(len(row["refusals"]) for row in report["ops"])
 

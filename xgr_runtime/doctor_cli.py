@@ -73,8 +73,9 @@ def _print(report: "Report") -> None:
     unloaded = _unloaded(report)
     if report.ops:
         print("ops")
+    width = max((len(op.op) for op in report.ops), default=0)
     for op in report.ops:
-        print(f"  {op.op:<24} {op.device:<5} {op.dtype:<9} {op.provider or 'NONE'}")
+        print(f"  {op.op:<{width}} {op.device:<5} {op.dtype:<9} {op.provider or 'NONE'}")
         for reason in op.refusals:
             if (op.device, reason) not in unloaded:
                 print(f"      refused: {reason}")
