@@ -1,13 +1,13 @@
 """Kernels of the search that start before the kernel in front of them has ended (programmatic dependent launch).
 
-Each is the kernel of `xgr_ops.triton` behind a wait: whatever it reads or writes, counters and scratch included, comes after that. As all of
-them wait, in each program, one that has waited comes after every kernel in front: the one before it could not end before it
-had waited itself. So no kernel writes what another, however far in front, still reads, and none reads what is still to be
-written. In front of the first of them stands a kernel that starts in the ordinary way, or that waits in each of its programs as
-products do. Only a kernel's start runs beside the kernel in front.
+Each is the kernel of `xgr_ops.triton` behind a wait: whatever it reads or writes, counters and scratch included, comes after
+that. As all of them wait, in each program, one that has waited comes after every kernel in front: the one before it could not
+end before it had waited itself. So no kernel writes what another, however far in front, still reads, and none reads what is
+still to be written. In front of the first of them stands a kernel that starts in the ordinary way, or that waits in each of its
+programs as products do. Only a kernel's start runs beside the kernel in front.
 
-(A function that is handed to the one kernel as a constant would need no second kernels, but Triton cannot say beforehand that it is
-about to compile such a kernel: `hal/triton_kernels.py`.)
+(A function that is handed to the one kernel as a constant would need no second kernels, but Triton cannot say beforehand that it
+is about to compile such a kernel: `hal/triton_kernels.py`.)
 """
 
 import triton
@@ -20,17 +20,9 @@ from ..triton.beam_kernels import (
     flagged_level_logsumexp_kernel,
     level_logsumexp_kernel,
 )
-from ..triton.select_kernels import (
-    collect_kernel,
-    group_bests_kernel,
-)
-from ..triton.select_rank_kernels import (
-    rank_kernel,
-    stream_kernel,
-)
-from ..triton.threshold_kernels import (
-    threshold_kernel,
-)
+from ..triton.select_kernels import collect_kernel, group_bests_kernel
+from ..triton.select_rank_kernels import rank_kernel, stream_kernel
+from ..triton.threshold_kernels import threshold_kernel
 
 
 @triton.jit

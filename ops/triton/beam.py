@@ -3,6 +3,8 @@
 S searches, N packed rows, C codes of the level.
 """
 
+from typing import Any
+
 import torch
 
 from xgr_runtime.hal.ops.beam import BeamRows, LevelTrie
@@ -21,19 +23,23 @@ LOGSUMEXP_TILE = 8192
 FLAG_TILE = 1024
 
 
+def _of_whole_rows(num_codes: int, rules: LaunchRules) -> dict[str, Any]:
+    """Tile and options of a kernel that reads rows from end to end, one a program."""
+    tile = min(LOGSUMEXP_TILE, next_power_of_two(max(1, num_codes)))
+    return {"TILE": tile, **rules.behind, "num_warps": max(1, min(8, tile // 512))}
+
+
 def launch_level_logsumexp(logits_NC: torch.Tensor, rules: LaunchRules) -> torch.Tensor:
     """See `xgr_runtime.hal.ops.beam.level_logsumexp`; rules: of the device."""
     num_rows, num_codes = logits_NC.shape
     out_N = torch.empty(num_rows, dtype=torch.float32, device=logits_NC.device)
-    tile = min(LOGSUMEXP_TILE, next_power_of_two(max(1, num_codes)))
     rules.kernel(level_logsumexp_kernel)[(num_rows,)](
         logits_NC,
         out_N,
         num_codes,
         logits_NC.stride(0),
         logits_NC.stride(1),
-        TILE=tile,
-        **{**rules.behind, "num_warps": max(1, min(8, tile // 512))},
+        **_of_whole_rows(num_codes, rules),
     )
     return out_N
 
@@ -48,7 +54,6 @@ def launch_flagged_level_logsumexp(
     """See `xgr_runtime.hal.ops.beam.flagged_level_logsumexp`; rules: of the device."""
     num_rows, num_codes = logits_NC.shape
     out_N = torch.empty(num_rows, dtype=torch.float32, device=logits_NC.device)
-    tile = min(LOGSUMEXP_TILE, next_power_of_two(max(1, num_codes)))
     rules.kernel(flagged_level_logsumexp_kernel)[(num_rows,)](
         logits_NC,
         out_N,
@@ -61,9 +66,8 @@ def launch_flagged_level_logsumexp(
         num_codes,
         logits_NC.stride(0),
         logits_NC.stride(1),
-        TILE=tile,
         FLAG_TILE=FLAG_TILE,
-        **{**rules.behind, "num_warps": max(1, min(8, tile // 512))},
+        **_of_whole_rows(num_codes, rules),
     )
     return out_N
 

@@ -78,8 +78,8 @@ def flagged_level_logsumexp_kernel(
 ):
     """out[row] of one row; where it fails its search, the status and -inf for all of the search's rows.
 
-    Rows of a search need not know of each other. The first that fails finds status and scores as they were; whoever comes after it may
-    find the new status or its own row dead already, and whatever it then writes, or leaves, is what the first one writes.
+    Rows of a search need not know of each other. The first that fails finds status and scores as they were; whoever comes after
+    it may find the new status or its own row dead already, and whatever it then writes, or leaves, is what the first one writes.
     """
     row = tl.program_id(0)
     search = tl.load(search_ptr + row)

@@ -15,9 +15,16 @@ LAST_PLACE = tl.constexpr(2**32 - 1)
 
 @triton.jit
 def ordered_key(score):
-    """int32 keys that order as the finite fp32 scores do (no -0.0 among them), its own inverse on the bits."""
+    """int32 keys that order as the finite fp32 scores do (no -0.0 among them)."""
     bits = score.to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+@triton.jit
+def score_of_key(key):
+    """The fp32 score of an `ordered_key`."""
+    bits = tl.where(key < 0, key ^ 0x7FFFFFFF, key)
+    return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit

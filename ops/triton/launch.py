@@ -24,8 +24,8 @@ class LaunchRules:
     num_programs: programs that run at once; no grid is larger.
     max_tile_elements: fp32 elements of one tile, a power of two; a kernel holds about six tiles on the chip.
     options: compiler options of every launch, by the compiler's own names.
-    early: by the names of kernels, those that are started instead, as they may come before the kernel in front has ended and let the
-        next one come likewise; early_options: of a launch that does.
+    early: by the names of kernels, those that are started instead, as they may come before the kernel in front has ended and
+        let the next one come likewise; early_options: of a launch that does.
     """
 
     num_programs: int

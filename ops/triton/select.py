@@ -1,11 +1,12 @@
 """Launchers of the kernels that select beams: tile sizes from host numbers alone, a bounded workspace, one to five launches.
 
-A start costs 2 us or more, so few candidates are one kernel's (`few_tiles`), few groups need no kernel for the threshold, and
-lists that hold whatever there may be are not made anew.
+A start costs time whatever the kernel does, so few candidates are one kernel's (`few_tiles`), few groups need no kernel for the
+threshold, and lists that hold whatever there may be are not made anew.
 
 Workspace: GROUPS keys of 4 bytes for each stretch of a row, at most one for 8 children of a short row or 128 of a long
-one; SEGMENTS lists of W + ROOM_BESIDES_WIDTH entries of 12 bytes a search, of W + LARGEST_ROOM at most where one search's rows
-have few children. Nothing grows with rows x codes beyond that.
+one; SEGMENTS lists of W + ROOM_BESIDES_WIDTH entries of 12 bytes a search. Lists with room for every candidate of the round have
+up to W + LARGEST_ROOM entries each, while what they have beside W is no more than ROOM_OF_SEARCHES in one list of all searches.
+Nothing grows with rows x codes beyond that.
 
 S searches, N packed parent rows, M packed child rows, C codes of the level.
 """
@@ -41,11 +42,13 @@ COUNTERS = 8
 FEW_CANDIDATES = 8192
 FEW_OF_A_WARP, MOST_FEW_WARPS = 512, 16
 # Programs of a search that share their ranks, and of all searches: each scores all candidates of its search.
-FEW_PROGRAMS, MOST_FEW_PROGRAMS = 128, 512
+LEAST_FEW_PROGRAMS, FEW_PROGRAMS, MOST_FEW_PROGRAMS = 8, 128, 512
 # Groups of a search whose bests each program that lists candidates reads: 32 a thread.
 OWN_THRESHOLD_TILE = 4096
-# Entries beside W of lists that have room for every candidate. Were all of these equal, ranking them would take 0.4 ms.
+# Entries beside W of a list that has room for every candidate: were all equal, all would be ranked, one against each other.
 LARGEST_ROOM = 8192
+# Likewise of one list of each search together. A search may have all candidates, so that all searches have that room each.
+ROOM_OF_SEARCHES = 4 * LARGEST_ROOM
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ def few_tiles(num_rows: int, num_searches: int, fanout: int) -> dict[str, int] |
     if rows * columns > FEW_CANDIDATES:
         return None
     share = MOST_FEW_PROGRAMS // next_power_of_two(max(1, num_searches))
-    programs = max(8, min(FEW_PROGRAMS, share))
+    programs = max(LEAST_FEW_PROGRAMS, min(FEW_PROGRAMS, share))
     return {
         "TILE_ROWS": rows,
         "TILE_COLUMNS": columns,
@@ -99,13 +102,21 @@ def few_tiles(num_rows: int, num_searches: int, fanout: int) -> dict[str, int] |
     }
 
 
-def room_of_all(tiles: SelectionTiles, num_rows: int, fanout: int) -> int | None:
-    """Room of a list for every candidate that may be put there, where that is little, or None. Tiles take lists in turn."""
+def room_of_all(tiles: SelectionTiles, num_rows: int, num_searches: int, fanout: int) -> int | None:
+    """Room of a list for every candidate that may be put there, where that is little for all searches, or None.
+
+    Tiles take lists in turn.
+    """
     if tiles.stretches > 1:
         return None
     num_tiles = -(-num_rows // tiles.rows)
     most = -(-num_tiles // SEGMENTS) * tiles.rows * fanout
-    return max(ROOM_BESIDES_WIDTH, next_power_of_two(most)) if most <= LARGEST_ROOM else None
+    if most > LARGEST_ROOM:
+        return None
+    if most <= ROOM_BESIDES_WIDTH:
+        return ROOM_BESIDES_WIDTH
+    room = next_power_of_two(most)
+    return room if num_searches * room <= ROOM_OF_SEARCHES else None
 
 
 def rank_tiles(num_children: int, num_searches: int) -> dict[str, int]:
@@ -213,7 +224,7 @@ def _launch_by_lists(
     )
     tiles = selection_tiles(num_rows, num_children, fanout)
     programs = max(1, -(-num_rows // tiles.rows)) * tiles.parts
-    room = room_of_all(tiles, num_rows, fanout)
+    room = room_of_all(tiles, num_rows, num_searches, fanout)
     beside = ROOM_BESIDES_WIDTH if room is None else room
     num_listed = SEGMENTS * (num_children + num_searches * beside)
     num_lists = SEGMENTS * num_searches

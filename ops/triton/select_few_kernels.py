@@ -2,10 +2,11 @@
 
 Where all candidates of a round fit one tile, as one long row of a first level or the rows of a sparse last level do, scoring
 them takes less time than the start of another kernel and what it would have to be told. So nothing is stored between: a program
-has the keys of its search's candidates in registers, finds a threshold that at least W reach (`threshold_kernels`), and of its share,
-every PROGRAMS-th candidate, counts for each that reaches it how many come before it. That is its child row: all programs
+has the keys of its search's candidates in registers, finds a threshold that at least W reach (`threshold_kernels`), and of its
+share, every PROGRAMS-th candidate, counts for each that reaches it how many come before it. That is its child row: all programs
 hold the same candidates, and no two are equal. Shares are interleaved, so that neighbours, which are often good together, are
-ranked by different programs.
+ranked by different programs. A share is ranked from its best on and ranks grow, so a program ends behind the first that is no
+child, however many equal ones reach the threshold.
 
 An entry is (key, LAST_PLACE - place) in one int64 that sorts as the contract does; place is row of the tile x columns + column.
 """
@@ -21,6 +22,7 @@ from .candidate_kernels import (
     keys_of_tile,
     rows_at,
     rows_of_tile,
+    score_of_key,
     write_dead_rows,
 )
 from .threshold_kernels import reached_by
@@ -178,7 +180,7 @@ def select_few_kernel(
         own_node_IU = tl.load(child_ptr + own_edge_IU, mask=own_key_IU > NOTHING, other=0)
     key_RC = keys_of_tile(parent_R, lse_R, logit_RC, is_alive_RC)
     key_K = tl.reshape(key_RC, (CANDIDATES,))
-    threshold = reached_by(key_K, lse_ptr, 0, 0, end - start, CANDIDATES, True)
+    threshold = reached_by(key_K, None, 0, 0, end - start, CANDIDATES, True)
     entry_K = (key_K.to(tl.int64) << 32) | (LAST_PLACE - tl.arange(0, CANDIDATES).to(tl.int64))
     own_entry_IU = (own_key_IU.to(tl.int64) << 32) | (LAST_PLACE - own_I.to(tl.int64)[:, None])
     # an entry's key reaches the threshold: what lies below in an int64 only orders entries of one key
@@ -186,14 +188,15 @@ def select_few_kernel(
     taken = tl.max(tl.max(own_entry_IU, axis=1), axis=0)
     while taken >= least:
         rank = tl.sum((entry_K > taken).to(tl.int32), axis=0)
-        is_taken_IU = (own_entry_IU == taken) & (rank < end - start)
         to_IU = start + rank + own_code_IU * 0
-        bits_IU = tl.where(own_key_IU < 0, own_key_IU ^ 0x7FFFFFFF, own_key_IU)
-        tl.store(score_out_ptr + to_IU, bits_IU.to(tl.float32, bitcast=True), mask=is_taken_IU)
+        is_taken_IU = (own_entry_IU == taken) & (to_IU < end)
+        tl.store(score_out_ptr + to_IU, score_of_key(own_key_IU), mask=is_taken_IU)
         tl.store(node_out_ptr + to_IU, own_node_IU, mask=is_taken_IU)
         tl.store(parent_out_ptr + to_IU, own_row_I[:, None], mask=is_taken_IU)
         tl.store(code_out_ptr + to_IU, own_code_IU, mask=is_taken_IU)
-        behind_IU = tl.where(own_entry_IU < taken, own_entry_IU, -(2**63))
+        # behind one that is no child comes none
+        is_behind_IU = (own_entry_IU < taken) & (to_IU < end)
+        behind_IU = tl.where(is_behind_IU, own_entry_IU, -(2**63))
         taken = tl.max(tl.max(behind_IU, axis=1), axis=0)
     if program == PROGRAMS - 1:
         write_rest_as_dead(

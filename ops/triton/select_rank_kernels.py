@@ -4,8 +4,7 @@
 ones. Each of a search's SEGMENTS programs walks a share of its rows in order and keeps what is better than everything
 it had to drop: when its list is full, the list is cut to its W best, in order, and of ties the first stay; later ones
 come after them in the contract's order too and are dropped from then on. The union of the lists holds the search's W
-best. Where no list overflowed the kernel only passes the counts on; where none can,
-it is not started.
+best. Where no list overflowed the kernel only passes the counts on; where none can, it is not started.
 
 `rank_kernel` counts for each entry how many come before it. That is its child row; entries are distinct, so rows are
 too, whatever order the lists are in. W^2 comparisons of one int64 each, spread over programs, need no sort and no
@@ -23,6 +22,7 @@ from .candidate_kernels import (
     keys_of_tile,
     put_entries,
     rows_of_tile,
+    score_of_key,
 )
 
 
@@ -250,10 +250,9 @@ def write_children(
 ):
     """Entries as child rows to_I."""
     key_I = (entry_I >> 32).to(tl.int32)
-    bits_I = tl.where(key_I < 0, key_I ^ 0x7FFFFFFF, key_I)
     place_I = LAST_PLACE - (entry_I & LAST_PLACE)
     row_I = place_I // num_codes
-    tl.store(score_out_ptr + to_I, bits_I.to(tl.float32, bitcast=True), mask=is_child_I)
+    tl.store(score_out_ptr + to_I, score_of_key(key_I), mask=is_child_I)
     tl.store(node_out_ptr + to_I, node_I, mask=is_child_I)
     tl.store(parent_out_ptr + to_I, row_I.to(tl.int32), mask=is_child_I)
     tl.store(code_out_ptr + to_I, (place_I - row_I * num_codes).to(tl.int32), mask=is_child_I)

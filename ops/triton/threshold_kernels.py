@@ -1,8 +1,8 @@
 """A threshold of a search: a key that at least W of its candidates reach, so that nothing below it can be chosen.
 
-A search of keys that quarters their range at each step and ends as soon as no more than an eighth of W too many reach the lower
-end: the threshold has to be safe, not exact. Counts are kept where keys may be of groups' bests: W groups whose bests reach a
-key hold W candidates that do.
+The range of the keys is quartered at each step, until no more than an eighth of W too many reach its lower end: the threshold has
+to be safe, not exact. The keys are those of all candidates, or of the best of each group of candidates. Where W groups' bests
+reach a key, W candidates do, so that it is safe to count bests.
 """
 
 import triton
@@ -33,8 +33,8 @@ def keys_at(ptr, first, end, TILE: tl.constexpr):
 def reached_by(first_K, key_ptr, begin, end, width, TILE: tl.constexpr, IS_ALL: tl.constexpr):
     """A key that at least `width` of a search's keys reach, or the least key; LARGEST where the width is 0.
 
-    first_K: its first TILE keys, NOTHING where there is none. IS_ALL: there are no more; else more of key_ptr[begin : end]
-    follow them, read again at each step.
+    first_K: its first TILE keys, NOTHING where there is none. IS_ALL: there are no more, and key_ptr, begin and end are not
+    looked at; else these are the first of key_ptr[begin : end], and the others are read again at each step.
     """
     most = tl.max(first_K, axis=0)
     least = tl.min(tl.where(first_K == NOTHING, LARGEST, first_K), axis=0)
@@ -45,7 +45,7 @@ def reached_by(first_K, key_ptr, begin, end, width, TILE: tl.constexpr, IS_ALL: 
             most = tl.maximum(most, tl.max(key_K, axis=0))
             least = tl.minimum(least, tl.min(tl.where(key_K == NOTHING, LARGEST, key_K), axis=0))
             num_low += tl.sum((key_K > NOTHING).to(tl.int32), axis=0)
-    # at least `width` groups reach low, fewer reach low + span
+    # at least `width` keys reach low (unless all are fewer), fewer reach low + span
     low, span = least.to(tl.int64), most.to(tl.int64) + 1 - least
     is_short = num_low < width
     enough = width + width // 8
