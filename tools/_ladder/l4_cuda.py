@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from xgr_runtime.conformance.beam_cases import empty_rows
 from xgr_runtime.conformance.op_cases import GENERATORS
 from xgr_runtime.conformance.parity import check_provider
 from xgr_runtime.conformance.qkv_cases import to_pages, to_rows
 from xgr_runtime.hal.cpu import CpuDevice
+from xgr_runtime.hal.ops.beam import LevelTrie
 from xgr_runtime.hal.registry import all_ops
 
 if TYPE_CHECKING:
@@ -75,7 +77,7 @@ class InterpretedGpu(CpuDevice):
 
 
 def check_cuda(report: Report) -> None:
-    """Parity of attention over histories, of layers, beams, the head and sums of parts, then attention with small tiles and split keys."""
+    """Parity of attention, layers, beams, the head and sums of parts, then attention with small tiles and split keys."""
     attention: Any = import_module(ATTENTION)
     version = import_module("triton").__version__
     is_new = tuple(map(int, version.split(".")[:2])) >= OLDEST_OF_GPUS
@@ -92,6 +94,7 @@ def check_cuda(report: Report) -> None:
     if is_new:
         _check_too_many_places(report)
         _check_selection(report)
+        _check_ties_end_early(report)
         for op_name, provider in PRODUCTS:
             _check(op_name, torch.float16, report, provider)
         _check_behind_products(report)
@@ -108,13 +111,52 @@ def check_cuda(report: Report) -> None:
 def _check_selection(report: Report) -> None:
     """Small cases at once, by few programs; then as large ones: lists of any length; thresholds of their own and full lists."""
     select: Any = import_module("xgr_ops.triton.select")
-    names = ("FEW_CANDIDATES", "FEW_PROGRAMS", "OWN_THRESHOLD_TILE", "LARGEST_ROOM")
-    before = [getattr(select, name) for name in names]
-    for values in ((before[0], 4, *before[2:]), (0, *before[1:]), (0, before[1], 0, -1), before):
-        for name, value in zip(names, values, strict=True):
-            setattr(select, name, value)
-        if values is not before:
+    by_four = {"LEAST_FEW_PROGRAMS": 4, "FEW_PROGRAMS": 4}
+    by_lists = {"FEW_CANDIDATES": 0}
+    own_thresholds_full_lists = {**by_lists, "OWN_THRESHOLD_TILE": 0, "LARGEST_ROOM": -1}
+    for values in (by_four, by_lists, own_thresholds_full_lists):
+        before = {name: getattr(select, name) for name in values}
+        try:
+            for name, value in values.items():
+                setattr(select, name, value)
             _check("select_beams", torch.float32, report)
+        finally:
+            for name, value in before.items():
+                setattr(select, name, value)
+
+
+def _check_ties_end_early(report: Report) -> None:
+    """Of equal candidates, all of which reach the threshold, a program ranks no more than one that is no child."""
+    select: Any = import_module("xgr_ops.triton.select")
+    builder: Any = import_module("triton.runtime.interpreter").InterpreterBuilder
+    num_codes, width = 256, 4
+    codes, zero = torch.arange(num_codes, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    alive = torch.ones(1, num_codes, dtype=torch.bool)
+    trie = LevelTrie(num_codes, num_codes, True, None, None, codes, alive)
+    parents, children = empty_rows([1]), empty_rows([width])
+    parents.scores_N.zero_()
+    parents.nodes_N.zero_()
+    programs = select.few_tiles(1, 1, num_codes)["PROGRAMS"]
+    store, stored = builder.create_masked_store, list[None]()
+
+    def note(self: Any, *given: Any) -> Any:
+        stored.append(None)
+        return store(self, *given)
+
+    builder.create_masked_store = note
+    try:
+        counters = torch.zeros(2, dtype=torch.int64)
+        arrays = (torch.zeros(1, num_codes), torch.zeros(1), parents, zero, trie, children)
+        _provided("select_beams", PROVIDER)(*arrays, counters)
+    finally:
+        builder.create_masked_store = store
+    # scores, nodes, parents and codes of each that is ranked
+    most = 4 * (width + programs)
+    report.count(COUNT)
+    report.require(children.codes_N.tolist() == [0, 1, 2, 3], f"ties: {children.codes_N.tolist()}")
+    report.require(
+        0 < len(stored) <= most, f"ties: {len(stored)} stores, at most {most} are needed"
+    )
 
 
 def _check_behind_products(report: Report) -> None:
