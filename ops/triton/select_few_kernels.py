@@ -146,7 +146,7 @@ def select_few_kernel(
         TILE_ROWS,
     )
     own_lse_I = tl.load(lse_ptr + own_row_I, mask=own_count_I > 0, other=0.0)
-    lse_R = tl.load(lse_ptr + row_R, mask=count_R > 0, other=0.0)
+    lse_R = tl.load(lse_ptr + row_R, mask=row_R < end_row, other=0.0)
     own_code_IU, own_edge_IU, own_logit_IU, is_own_alive_IU = children_at(
         (own_I % TILE_COLUMNS)[:, None],
         own_row_I,
