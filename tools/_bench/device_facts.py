@@ -28,8 +28,10 @@ REPETITIONS, CALLS = 15, 8
 def device_facts(device: Device, *, is_tiny: bool = False) -> dict[str, Any]:
     """Names and versions, and the two rates: a bf16 product of 8192^3 and a copy within the device; smaller ones to try a tool."""
     scale = 1 if device.kind == "cuda" and not is_tiny else 16
+    facts = environment()
+    del facts["commit"]  # of the folder; a report has the one that is measured
     return {
-        **environment(),
+        **facts,
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M"),
         "device": device.name,
         "device_kind": device.kind,

@@ -197,7 +197,7 @@ def l4(context: Context) -> Checked:
     for name in ("triton-3.9", "triton-3.6", NPU):
         label = "triton-ascend-3.2" if name == NPU else name
         place = context.environments.place(name)
-        parts[label] = run_script(context, SCRIPTS / "l4_run.py", place, label, limit_s=200)
+        parts[label] = run_script(context, SCRIPTS / "l4_run.py", place, label, limit_s=600)
     return joined(parts)
 
 
