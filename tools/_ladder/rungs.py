@@ -192,12 +192,14 @@ def l3(context: Context) -> Checked:
 
 
 def l4(context: Context) -> Checked:
-    """Interpreted Triton kernels under three versions of Triton; each must have executed something."""
+    """Interpreted Triton kernels under three versions of Triton; those of CUDA through the compiler that their users have."""
     parts = {}
     for name in ("triton-3.9", "triton-3.6", NPU):
         label = "triton-ascend-3.2" if name == NPU else name
         place = context.environments.place(name)
         parts[label] = run_script(context, SCRIPTS / "l4_run.py", place, label, limit_s=600)
+    place = context.environments.place("triton-3.6")
+    parts["sm_90"] = run_script(context, SCRIPTS / "l4_compile.py", place, "sm_90", limit_s=600)
     return joined(parts)
 
 
@@ -224,7 +226,12 @@ RUNGS = (
     Rung("L1", "the algorithm: references and search against independent oracles", 0, l1),
     Rung("L2", "routing, placement and capture discipline on a strict stand-in device", 0, l2),
     Rung("L3", "calls of torch_npu against its schemas and shape rules; errors by name", 1, l3),
-    Rung("L4", "Triton kernels interpreted, under three versions of Triton", 1, l4),
+    Rung(
+        "L4",
+        "Triton kernels interpreted, under three versions of Triton; compiled for sm_90",
+        1,
+        l4,
+    ),
     Rung("L5", "Triton kernels through the vendor's compiler for 910B2", 1, l5),
     Rung("L6", "the same Triton kernels on a CUDA GPU", 1, l6),
     Rung("L7", "AscendC kernels on an emulator", 1, l7),
