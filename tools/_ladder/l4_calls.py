@@ -7,6 +7,7 @@ search, then one of each beam; few and many children of a row; levels that list 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,8 +28,16 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 NO_KERNEL_OF_TRITON = (("head_logits", "torch"), ("head_logsumexp", "torch"))
 # Kernels that start early are those that a Hopper GPU binds; the others are the same behind no wait, and have the cases.
 ROUND_PROVIDER = "triton-pdl"
-SEARCHES, WIDTHS = (1, 8, 64), (1, 4, 16, 64, 256, 1024)
 FANOUTS = tuple(2**power for power in range(14))
+Sizes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+# Searches, widths, children of a row. One search alone has tiles of any number of rows; more share programs and lists.
+ROUNDS: tuple[Sizes, ...] = (
+    ((1,), (1, 2, 8, 32, 64, 256, 1024), FANOUTS),
+    ((8, 64), (1, 16, 128), (8, 128, 2048)),
+)
+EVERY_ROUND: tuple[Sizes, ...] = (
+    ((1, 2, 3, 8, 64), tuple(2**power for power in range(11)), FANOUTS),
+)
 MOST_ROWS = 8192
 NUM_CODES, NUM_EDGES = 8192, 1000  # of a level that lists its children
 
@@ -66,20 +75,15 @@ def callers() -> set[str]:
     }
 
 
-def rounds(
-    searches: Sequence[int] = SEARCHES,
-    widths: Sequence[int] = WIDTHS,
-    fanouts: Sequence[int] = FANOUTS,
-) -> Iterator[Call]:
+def rounds(sizes: Sequence[Sizes] = ROUNDS) -> Iterator[Call]:
     """Selections, and normalisers of children, of rounds of these sizes."""
-    for num_searches in searches:
-        for width in widths:
-            for rows_each in {1, width}:
-                if num_searches * max(width, rows_each) > MOST_ROWS:
-                    continue
-                for fanout in fanouts:
-                    for is_dense in (False, True):
-                        yield from _round(num_searches, rows_each, width, fanout, is_dense)
+    for searches, widths, fanouts in sizes:
+        for num_searches, width in product(searches, widths):
+            if num_searches * width > MOST_ROWS:
+                continue
+            for rows_each in sorted({1, width}):
+                for fanout, is_dense in product(fanouts, (False, True)):
+                    yield from _round(num_searches, rows_each, width, fanout, is_dense)
 
 
 def _round(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from tools._ladder.l4_calls import callers, cases, rounds
+from tools._ladder.l4_calls import EVERY_ROUND, ROUNDS, callers, cases, rounds
 from tools._ladder.l4_report import Report, provider_functions
 from tools._ladder.l4_sm90 import failures
 from tools._ladder.l4_started import noting_starts
@@ -21,8 +21,8 @@ NUM_PROCESSES = 2
 STAGE, LAST_STAGE = "ttgir", "llir"
 
 
-def run_checks() -> Report:
-    """Kernels of all cases, and what rounds of other sizes add."""
+def run_checks(is_every_size: bool = False) -> Report:
+    """Kernels of all cases, and what rounds of other sizes add. is_every_size: of all that an engine has."""
     report = Report({name: metadata.version(name) for name in ("triton", "torch")})
     provider_functions(report)
     with noting_starts() as starts:
@@ -30,7 +30,7 @@ def run_checks() -> Report:
         for caller in sorted(callers()):
             report.require(starts.num_starts[caller] > 0, f"{caller}: no case started a kernel")
         num_of_cases = len(starts.kernels)
-        start(rounds(), starts, report)
+        start(rounds(EVERY_ROUND if is_every_size else ROUNDS), starts, report)
     report.require(len(starts.kernels) > num_of_cases, "other rounds started no other kernels")
     kernels = with_stages(starts.kernels)
     for _, stage in kernels:
