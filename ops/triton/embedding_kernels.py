@@ -5,8 +5,7 @@ some 100 instructions, twice. A row comes behind a chain of two loads, or three 
 memory. All loads start before the first store, and the angles are worked out while the rows are on their way.
 
 The sum of squares and the rounding are those of the norm of its own. An angle is rounded to fp32 once, as the reference
-does; cosine and sine are the compiler's full-range ones, not the hardware's approximations, which are off by more than
-1e-3 behind some thousand radians.
+does; cosine and sine are the compiler's full-range ones, not the hardware's approximations, whose error grows with the angle.
 """
 
 import triton

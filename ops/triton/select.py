@@ -43,8 +43,9 @@ FEW_CANDIDATES = 8192
 FEW_OF_A_WARP, MOST_FEW_WARPS = 512, 16
 # Programs of a search that share their ranks, and of all searches: each scores all candidates of its search.
 LEAST_FEW_PROGRAMS, FEW_PROGRAMS, MOST_FEW_PROGRAMS = 8, 128, 512
-# Groups of a search whose bests each program that lists candidates reads, to find the threshold itself. In rounds of 256 beams (2,048
-# groups) of 8 searches on an H200 it takes a selection from 35 us to 60 (tools/bench_engine.py); of 128 beams of one from 20 to 16.
+# Groups of a search whose bests each program that lists candidates reads, to find the threshold itself. tools/bench_engine.py on an
+# H200, second round, at 1d549c0 (never) and 839c4c6 (up to 4,096 groups, and kernels that start early): 8 searches of 256 beams, 2,048
+# groups, 35 and 60 us; one of 128, 1,024 groups, 20 and 16. What the threshold alone does has not been measured.
 OWN_THRESHOLD_TILE = 1024
 # Entries beside W of a list that has room for every candidate: were all equal, all would be ranked, one against each other.
 LARGEST_ROOM = 8192
