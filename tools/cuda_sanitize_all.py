@@ -10,10 +10,10 @@ had no time; 2: the checker does not work here, or no op that was asked for has 
 What the checkers are known to report though it is no fault (NVIDIA's release notes,
 docs.nvidia.com/compute-sanitizer/ReleaseNotes): racecheck before 2025.4 on mbarriers, before 2026.1 on barriers of a warpgroup,
 by which the products and attention of Hopper hand tiles on; initcheck, in every version so far, on memory that bulk copies with a
-descriptor have written (stream_linear_silu_mul, linear_silu_mul); racecheck, up to 2026.4 at least, on what a warpgroup gives
+descriptor have written (stream_linear_silu_mul, linear_silu_mul); racecheck 2026.4, by our reading of the PTX, on what a warpgroup gives
 another (beam_attention, attention_parts_kernels.py): its threads write, meet at a barrier of the warpgroup, and one of them
 arrives at an mbarrier, for which the other warpgroup waits before it reads. In the PTX the barrier, the release of the arrival and
-the acquire of the wait follow each other, which orders the writes of all; racecheck sees only the arriving thread's. CUDA 13.0 has 2025.3.1; the package nvidia-cuda-sanitizer-api
+the acquire of the wait follow each other, which orders the writes of all; racecheck seems not to follow that. CUDA 13.0 has 2025.3.1; the package nvidia-cuda-sanitizer-api
 13.5 has 2026.4, whose program --checker takes.
 """
 
