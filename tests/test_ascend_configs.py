@@ -93,7 +93,7 @@ def test_the_demo_differs_where_its_device_asks_for_it() -> None:
     values = [dict(line.split("  #")[0].split(" = ") for line in c.lines()) for c in (plain, npu)]
     differing = {name for name in values[0] if values[0][name] != values[1][name]}
     assert differing == {
-        *("device", "model.dtype", "ops.allow_reference"),
+        *("device", "model.dtype"),
         *("cache.page_size_tokens", "cache.prefix_cache", "cache.prefix_cache_bytes"),
     }
 

@@ -222,7 +222,7 @@ def an_npu_is_opened(world: World) -> None:
 
 def a_service_starts_on_an_npu(world: World) -> None:
     """Both demos as the first day's page has them: every op has a provider, every buffer its place."""
-    float32 = ("--config", "demo", "--device", "npu", "--set", "ops.allow_reference=false")
+    float32 = ("--config", "demo", "--device", "npu")
     for arguments in (("--config", "demo-ascend-910b"), float32):
         log = served(world.with_cann(), *arguments)
         for op, provider in (("rms_norm", "torch_npu"), ("select_beams", "aten")):
