@@ -26,7 +26,7 @@ from ..triton.history_attention import HistoryTiles, OwnTokens, launch_history_a
 from ..triton.history_attention_kernels import history_attention_kernel
 from ..triton.launch import why_dtype_refused
 from .hopper import NUM_CORES
-from .rules import LARGEST_ROW, RULES, why_row_refused
+from .launch_rules import LARGEST_ROW, RULES, why_row_refused
 
 if TYPE_CHECKING:
     import torch

@@ -20,7 +20,7 @@ from ..triton.beam import (
     launch_level_logsumexp,
 )
 from ..triton.select import launch_select_beams
-from .rules import RULES
+from .launch_rules import RULES
 
 if TYPE_CHECKING:
     import torch

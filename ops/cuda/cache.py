@@ -22,7 +22,7 @@ from ..triton.cache import launch_copy_page_starts, launch_move_slots, launch_wr
 from ..triton.cache_kernels import copy_page_starts_kernel, move_slots_kernel, write_rows_kernel
 from ..triton.launch import why_dtype_refused
 from ..triton.reorder import launch_plan_reorder
-from .rules import RULES
+from .launch_rules import RULES
 
 if TYPE_CHECKING:
     import torch

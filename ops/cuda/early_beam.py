@@ -29,7 +29,7 @@ from ..triton.beam import (
 from ..triton.select import launch_select_beams
 from .early_kernels import EARLY, wait_for_kernel_in_front
 from .hopper import why_generation_refused
-from .rules import RULES
+from .launch_rules import RULES
 
 if TYPE_CHECKING:
     import torch

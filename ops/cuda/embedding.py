@@ -12,7 +12,7 @@ from ..triton.embedding_kernels import embedding_rms_norm_cos_sin_kernel
 from ..triton.launch import why_dtype_refused
 from .embedding_kernels import embedding_before_product_kernel
 from .hopper import why_generation_refused
-from .rules import RULES, why_row_refused
+from .launch_rules import RULES, why_row_refused
 
 if TYPE_CHECKING:
     import torch

@@ -19,7 +19,7 @@ from ..triton.layers import (
 )
 from ..triton.rope_write import launch_rope_write
 from ..triton.rope_write_kernels import rope_write_kernel
-from .rules import LARGEST_ROW, MOST_PROGRAMS, RULES, why_row_refused
+from .launch_rules import LARGEST_ROW, MOST_PROGRAMS, RULES, why_row_refused
 
 if TYPE_CHECKING:
     import torch

@@ -51,9 +51,9 @@ from xgr_runtime.hal.registry import OpSpec, impl
 
 from ..triton.launch import check_rows_dense, next_power_of_two, row_elements
 from .hopper import BYTES_ON_CHIP, MOST_CORES, WARPGROUP_ROWS
+from .launch_rules import RULES, why_row_refused
 from .linear_kernels import add_parts_rms_norm_kernel, stream_norm_kernel
 from .matmul_warp import WarpTiles, launch_warp_parts, why_warps_refused
-from .rules import RULES, why_row_refused
 
 SMALL_HIDDEN, LARGEST_HIDDEN = 1024, 2048  # larger ones have no figures yet
 MOST_ROWS_SMALL, MOST_ROWS = 256, 128

@@ -11,9 +11,9 @@ from ..triton.history_attention import OwnTokens, new_lse, new_parts
 from ..triton.launch import next_power_of_two
 from .attention_launch import SEGMENTS, check_attention, check_histories, page_descriptor
 from .attention_parts_kernels import join_parts_kernel
-from .direct_attention_kernels import direct_attention_kernel
+from .beam_attention_kernels import beam_attention_kernel
 from .hopper import WARPGROUP_ROWS
-from .warpgroup_attention_kernels import warpgroup_attention_kernel
+from .prefill_attention_kernels import prefill_attention_kernel
 
 WARPGROUPS = 2  # that compute, in a program
 MOST_PARTS = 8  # of the keys
@@ -116,7 +116,7 @@ def launch_prefill_attention(
     constants = _constants(q_TQD, k_pages, tiles.keys, tiles.prefill_stages)
     num_tiles = q_TQD.shape[0] * constants["X"] // (WARPGROUPS * WARPGROUP_ROWS) + num_histories + 1
     out_TQD = torch.empty_like(q_TQD)
-    warpgroup_attention_kernel[(min(tiles.num_cores, num_tiles * constants["G"]),)](
+    prefill_attention_kernel[(min(tiles.num_cores, num_tiles * constants["G"]),)](
         page_descriptor(k_pages, tiles.keys),
         page_descriptor(v_pages, tiles.keys),
         q_TQD,
@@ -177,7 +177,7 @@ def launch_beam_attention(
     part_out, part_lse = out_NQD, out_NQD
     if num_splits > 1:
         part_out, part_lse = new_parts(q_NQD, num_splits), new_lse(q_NQD, num_splits)
-    direct_attention_kernel[(num_tiles * heads * num_splits,)](
+    beam_attention_kernel[(num_tiles * heads * num_splits,)](
         page_descriptor(k_pages, keys),
         page_descriptor(v_pages, keys),
         q_NQD,

@@ -115,7 +115,7 @@ def test_a_kernel_that_was_never_started_is_found_and_then_captured(device: Devi
     assert device.is_compiling
     layers, rules = (
         import_module("xgr_ops.triton.layers"),
-        import_module("xgr_ops.cuda.rules").RULES,
+        import_module("xgr_ops.cuda.launch_rules").RULES,
     )
     place = device.torch_device
     x = torch.randn(3, 24, device=place, generator=torch.Generator(place).manual_seed(0))

@@ -143,7 +143,7 @@ def test_a_captured_graph_replays_with_other_lengths(
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_split_keys_give_what_whole_ones_give(is_causal: bool, device: Device) -> None:
     launch = import_module("xgr_ops.triton.history_attention")
-    rules = import_module("xgr_ops.cuda.rules").RULES
+    rules = import_module("xgr_ops.cuda.launch_rules").RULES
     inputs = Inputs(torch.float32, 8)
     inputs.set([0, 1, 4, 6], [1100, 1000, 2])  # the last two rows are padding
     op: Op[..., Any] = prefill_attention if is_causal else shared_attention

@@ -35,7 +35,7 @@ def started_for(num_rows: int, num_searches: int, num_children: int, fanout: int
     started: dict[str, dict[str, Any]] = {}
     kernels = [getattr(select, f"{name}_kernel") for name in KERNELS]
     early = {kernel.__name__: Noted(kernel, started) for kernel in kernels}
-    rules = replace(import_module("xgr_ops.cuda.rules").RULES, early=early)
+    rules = replace(import_module("xgr_ops.cuda.launch_rules").RULES, early=early)
 
     def rows(count: int) -> BeamRows:
         index = torch.zeros(1, dtype=torch.int32)

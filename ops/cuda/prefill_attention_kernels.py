@@ -89,7 +89,7 @@ def _compute(
 
 # A kernel for all batches: what differs between them is no constant of the compiler.
 @gluon.jit(do_not_specialize=["num_rows", "num_histories", "table_stride", "scale"])
-def warpgroup_attention_kernel(
+def prefill_attention_kernel(
     k_desc,
     v_desc,
     q_ptr,

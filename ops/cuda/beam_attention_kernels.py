@@ -1,6 +1,6 @@
 """Attention of beams over paged histories and their own tokens for NVIDIA's Hopper generation.
 
-The attention of `warpgroup_attention_kernels`, cut for the time until the first product: a program has one item. A program
+The attention of `prefill_attention_kernels`, cut for the time until the first product: a program has one item. A program
 has two warpgroups that compute. Where there are many rows each has 64 of them, and both use the same tiles of keys. Where the cores
 suffice they have the same 64 rows and one part of the keys each, with half as many tiles one after another; what they find is
 joined on the chip. One warp asks for the key tiles of each part; each computing warpgroup asks for its queries and own tokens
@@ -174,7 +174,7 @@ def _compute(
         "is_settled",
     ]
 )
-def direct_attention_kernel(
+def beam_attention_kernel(
     k_desc,
     v_desc,
     q_ptr,
