@@ -42,6 +42,7 @@ from tools._bench.engine_matrix import (  # noqa: E402
     Plan,
     noting,
 )
+from tools._bench.engine_profile import profile_model  # noqa: E402
 from tools._bench.engine_rows import (  # noqa: E402
     ALL_SHAPES,
     LOAD_PROMPT_TOKENS,
@@ -117,7 +118,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             with noting(outcome, part):
                 left_s = end_s - time.monotonic()
                 if part == "rows":
-                    measure_rows(plan, rows, frozenset(row.name for row in profiled), outcome)
+                    measure_rows(plan, rows, profiled, outcome)
                 elif len(parts) == 1:
                     report[part] = measure_part(plan, part, is_tiny=args.tiny)
                 else:
@@ -184,12 +185,14 @@ def plan_of(
     return plan, {"items": num_items, "codes": codes, "levels": fanouts}
 
 
-def measure_rows(plan: Plan, rows: list[Row], profiled: frozenset[str], outcome: Outcome) -> None:
-    """The rows, model after model."""
+def measure_rows(plan: Plan, rows: list[Row], profiled: list[Row], outcome: Outcome) -> None:
+    """The rows, model after model, then the profiles: nothing is timed after a trace."""
     for name in dict.fromkeys(row.model for row in rows):
         with noting(outcome, name):
-            of_model = [row for row in rows if row.model == name]
-            ModelMatrix(plan, name, of_model, outcome, profiled).run()
+            ModelMatrix(plan, name, [row for row in rows if row.model == name], outcome).run()
+    for name in dict.fromkeys(row.model for row in profiled):
+        with noting(outcome, f"profiles of {name}"):
+            profile_model(plan, name, [row for row in profiled if row.model == name], outcome)
 
 
 def measure_part(plan: Plan, part: str, *, is_tiny: bool) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import functools
 import json
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ import torch
 
 from tests.helpers.strict_device import StrictDevice
 from tools import bench_engine
+from tools._bench import engine_matrix, engine_profile
 from tools._bench.answer_check import Judges, Question, judge
 from tools._bench.answer_scores import LevelScorer, foresee
 from tools._bench.busy_share import busy_share
@@ -304,12 +305,28 @@ def test_segments_of_a_profile() -> None:
     assert prefill["top"][0] == {"kernel": "large", "ms": 30.0, "calls": 15.0}
 
 
-def test_a_tiny_profile(tmp_path: Path) -> None:
+def test_a_tiny_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is timed once something has been traced."""
+    order: list[tuple[str, str]] = []
+
+    def noted(module: Any, name: str, place: int) -> None:
+        fn = getattr(module, name)
+
+        def call(*args: Any) -> Any:
+            order.append((name, args[place].name))
+            return fn(*args)
+
+        monkeypatch.setattr(module, name, call)
+
+    noted(engine_matrix, "time_row", 4)
+    noted(engine_profile, "profile_row", 4)
     out = tmp_path / "report.json"
     arguments = ["--device", "cpu", "--tiny", "--dtype", "float32", "--runs", "1", "--warmup", "1"]
     arguments += ["--commit", "abc", "--out", str(out)]
     rows = ["--rows", "tiny-w16-h40-b2", "--profile", "tiny-w8-h40-b1-hit"]
     assert bench_engine.main([*arguments, *rows]) == 0
+    assert {fn for fn, _ in order[:2]} == {"time_row"}
+    assert order[2:] == [("profile_row", "tiny-w8-h40-b1-hit")]
     report = json.loads(out.read_text())
     assert {row["row"] for row in report["rows"]} == {"tiny-w16-h40-b2", "tiny-w8-h40-b1-hit"}
     level, vocab = report["profiles"]

@@ -14,7 +14,6 @@ from tools._bench.answer_check import Judges, Verdict
 from tools._bench.drawn_model import DrawnWeights, draw_decoder
 from tools._bench.engine_log import progress
 from tools._bench.engine_parity import Oracle
-from tools._bench.engine_profile import lines_of, profile_row
 from tools._bench.engine_rows import ALL_SHAPES, NORMALIZATIONS, Normalised, Row
 from tools._bench.engine_run import (
     EngineSizes,
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
+    from tools._bench.floor import ModelShape
     from tools._bench.sid_catalog import SidItems
     from xgr_runtime.hal.device import Device
     from xgr_runtime.models.base import RecModel
@@ -111,21 +111,10 @@ class _Checked:
 
 
 class ModelMatrix:
-    """One model on the device: its decoder, its reference in float32, its engines one after the other.
+    """One model on the device: its decoder, its reference in float32, its engines one after the other."""
 
-    profiled: names of the rows of which kernels and gaps are listed too, once they are timed.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        name: str,
-        rows: list[Row],
-        outcome: Outcome,
-        profiled: frozenset[str] = frozenset(),
-    ) -> None:
+    def __init__(self, plan: Plan, name: str, rows: list[Row], outcome: Outcome) -> None:
         self._plan, self._name, self._rows, self._outcome = plan, name, rows, outcome
-        self._profiled = profiled
         self._shape = ALL_SHAPES[name]
         place = plan.device.torch_device
         weights = DrawnWeights(place, plan.dtype, MODEL_SEED)
@@ -134,7 +123,6 @@ class ModelMatrix:
         self._reference = PlainDecoder(self._shape, weights, place)
         self._first_code_token = self._shape.text_vocabulary
         self._oracle = self._oracle_for(plan.dtype)
-        self._sizes = EngineSizes(plan.max_prompt_tokens, plan.max_width, plan.page_size)
         self._makers = {row.name: self._maker(number) for number, row in enumerate(rows)}
         self._judges = Judges(plan.num_judges)
 
@@ -154,25 +142,9 @@ class ModelMatrix:
             self._judges.close()
 
     def _run_engine(self, rows: list[Row]) -> None:
-        plan, last = self._plan, LastBatches([])
-        config = engine_config(
-            rows[0],
-            self._sizes,
-            plan.device.kind,
-            str(plan.dtype).removeprefix("torch."),
-            plan.catalog,
-            allow_reference=plan.allow_reference,
-        )
-        is_free = rows[0].kind == "unconstrained"
-        selection = (
-            unconstrained_selection(plan.device.kind) if is_free else contextlib.nullcontext()
-        )
+        last = LastBatches([])
         progress(f"{self._name}: engine for {', '.join(row.name for row in rows)}")
-        with (
-            selection,
-            Engine(config, plan.device, self._model, "drawn", on_batch=last.note) as engine,
-        ):
-            last.pairs.clear()
+        with open_engine(self._plan, self._model, rows[0], last) as engine:
             checks = {}
             for row in rows:
                 if not self._plan.has_time():
@@ -233,23 +205,11 @@ class ModelMatrix:
             self._outcome.rows.append(figures)
             progress(line_of(figures))
         self._outcome.changed()
-        if row.name in self._profiled:
-            with self._noting(f"profile of {row.name}"):
-                found = profile_row(plan.device.kind, engine, last, ready, row)
-                self._outcome.profiles += found
-                for profile in found:
-                    progress("\n".join(lines_of(profile)))
 
     def _ready(
         self, engine: Engine, last: LastBatches, row: Row, normalization: Normalised
     ) -> list[RecRequest]:
-        """A batch's requests, whose users' visits before have been answered."""
-        maker = self._makers[row.name]
-        requests = maker.batch(row, normalization)
-        if row.hit_tokens:
-            engine.recommend([maker.before_hit(row, request) for request in requests])
-            last.pairs.clear()
-        return requests
+        return ready_batch(engine, last, self._makers[row.name], row, normalization)
 
     def _check_cpu(self) -> None:
         """A small search of the same weights on the CPU, in float32, against the reference on this device."""
@@ -289,7 +249,7 @@ class ModelMatrix:
         )
 
     def _maker(self, number: int) -> RequestMaker:
-        return RequestMaker(self._plan.items, self._first_code_token, HISTORY_SEED + number)
+        return maker_of(self._plan, self._shape, number)
 
     def _free_caches(self) -> None:
         if self._plan.device.kind == "cuda":
@@ -314,6 +274,40 @@ class ModelMatrix:
         for row in rows:
             self._outcome.failures.append((row.name, reason))
             progress(f"FAILED {row.name}: {reason}")
+
+
+@contextlib.contextmanager
+def open_engine(plan: Plan, model: RecModel, row: Row, last: LastBatches) -> Iterator[Engine]:
+    """An engine of the plan for the rows that share the row's; batches are noted in `last`, which is empty."""
+    config = engine_config(
+        row,
+        EngineSizes(plan.max_prompt_tokens, plan.max_width, plan.page_size),
+        plan.device.kind,
+        str(plan.dtype).removeprefix("torch."),
+        plan.catalog,
+        allow_reference=plan.allow_reference,
+    )
+    is_free = row.kind == "unconstrained"
+    selection = unconstrained_selection(plan.device.kind) if is_free else contextlib.nullcontext()
+    with selection, Engine(config, plan.device, model, "drawn", on_batch=last.note) as engine:
+        last.pairs.clear()
+        yield engine
+
+
+def maker_of(plan: Plan, shape: ModelShape, number: int) -> RequestMaker:
+    """Of the requests of the model's row of that number."""
+    return RequestMaker(plan.items, shape.text_vocabulary, HISTORY_SEED + number)
+
+
+def ready_batch(
+    engine: Engine, last: LastBatches, maker: RequestMaker, row: Row, normalization: Normalised
+) -> list[RecRequest]:
+    """A batch's requests, whose users' visits before have been answered."""
+    requests = maker.batch(row, normalization)
+    if row.hit_tokens:
+        engine.recommend([maker.before_hit(row, request) for request in requests])
+        last.pairs.clear()
+    return requests
 
 
 @contextlib.contextmanager
