@@ -38,14 +38,16 @@ LEAST_PROGRAMS = 128
 GROUPS_FOR_A_BEAM = 4
 # Programs of a search that count its rows while others rank.
 COUNTERS = 8
-# Candidates of a round, gaps among them included, that each program of one kernel may hold: 16 a thread.
-FEW_CANDIDATES = 8192
+# Candidates of a round, gaps among them included, that each program of one kernel holds, 16 a thread: of several rows, and of one.
+# On an H200, the selection alone, in one kernel and by lists, us: 128 rows of 4 children 4.7 and 7.3, 256 7.1 and 11.3; 512 12.2
+# and 8.8; 8 x 128 18.8 and 9.0; 8 x 256 44.9 and 14.3; one row of 8,192 children for 128 beams 10.8 and 10.0, for 512 17.1 and 17.7.
+FEW_CANDIDATES, FEW_OF_ONE_ROW = 1024, 8192
 FEW_OF_A_WARP, MOST_FEW_WARPS = 512, 16
 # Programs of a search that share their ranks, and of all searches: each scores all candidates of its search.
 LEAST_FEW_PROGRAMS, FEW_PROGRAMS, MOST_FEW_PROGRAMS = 8, 128, 512
-# Groups of a search whose bests each program that lists candidates reads, to find the threshold itself. tools/bench_engine.py on an
-# H200, second round, at 1d549c0 (never) and 839c4c6 (up to 4,096 groups, and kernels that start early): 8 searches of 256 beams, 2,048
-# groups, 35 and 60 us; one of 128, 1,024 groups, 20 and 16. What the threshold alone does has not been measured.
+# Groups of a search whose bests each program that lists candidates reads, to find the threshold itself. On an H200, with that and
+# with a kernel for it, us: a search of 128 beams, third round, 7.3 and 7.9; 8 of them 9.0 and 9.2. Of 8 searches of 256 beams, 2,048
+# groups, the second round took 60 and 35 (`tools/bench_engine.py` at 839c4c6 and 19656f0).
 OWN_THRESHOLD_TILE = 1024
 # Entries beside W of a list that has room for every candidate: were all equal, all would be ranked, one against each other.
 LARGEST_ROOM = 8192
@@ -92,7 +94,7 @@ def selection_tiles(num_rows: int, num_children: int, fanout: int) -> SelectionT
 def few_tiles(num_rows: int, num_searches: int, fanout: int) -> dict[str, int] | None:
     """Sizes of the one kernel of a round of few candidates, or None where there are more. A search may have all rows."""
     rows, columns = next_power_of_two(max(1, num_rows)), next_power_of_two(max(1, fanout))
-    if rows * columns > FEW_CANDIDATES:
+    if rows * columns > (FEW_OF_ONE_ROW if rows == 1 else FEW_CANDIDATES):
         return None
     share = MOST_FEW_PROGRAMS // next_power_of_two(max(1, num_searches))
     programs = max(LEAST_FEW_PROGRAMS, min(FEW_PROGRAMS, share))

@@ -105,3 +105,25 @@ def test_lists_are_made_anew_only_where_they_may_be_too_short(
     assert (final == collect["count_ptr"].data_ptr()) == has_room
     room = collect["ROOM_BESIDES_WIDTH"]
     assert collect["entry_ptr"].numel() == 8 * (num_rows + num_searches * room)
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize(
+    ("num_rows", "num_searches", "fanout", "is_few"),
+    [
+        (1, 1, 8192, True),
+        (1, 1, 8193, False),
+        (2, 2, 8192, False),
+        (128, 1, 4, True),
+        (256, 1, 3, True),  # 4 with the gap
+        (257, 1, 3, False),
+        (512, 1, 4, False),
+        (1024, 8, 4, False),
+    ],
+)
+def test_few_candidates_are_one_kernels(
+    num_rows: int, num_searches: int, fanout: int, is_few: bool
+) -> None:
+    started = started_for(num_rows, num_searches, num_rows, fanout)
+    assert set(started) == {"select_few_kernel"} or not is_few
+    assert ("select_few_kernel" in started) == is_few

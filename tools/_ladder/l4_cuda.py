@@ -112,7 +112,7 @@ def _check_selection(report: Report) -> None:
     """Small cases at once, by few programs; then as large ones: lists of any length; thresholds of their own and full lists."""
     select: Any = import_module("xgr_ops.triton.select")
     by_four = {"LEAST_FEW_PROGRAMS": 4, "FEW_PROGRAMS": 4}
-    by_lists = {"FEW_CANDIDATES": 0}
+    by_lists = {"FEW_CANDIDATES": 0, "FEW_OF_ONE_ROW": 0}
     own_thresholds_full_lists = {**by_lists, "OWN_THRESHOLD_TILE": 0, "LARGEST_ROOM": -1}
     for values in (by_four, by_lists, own_thresholds_full_lists):
         before = {name: getattr(select, name) for name in values}
