@@ -34,6 +34,8 @@ def rank_items(
 
     item_alive: bool [num_servable], or None when every item passes the tags. excluded_positions: sorted positions.
     """
+    if item_alive is None and not len(excluded_positions):
+        return _all_items(leaves, sid_item_offsets, num_results, max_items_per_sid)
     positions: list[Int64Array] = []
     ranks: list[Int64Array] = []
     found = 0
@@ -60,6 +62,28 @@ def rank_items(
         np.concatenate([empty, *positions])[:num_results],
         np.concatenate([empty, *ranks])[:num_results],
     )
+
+
+def _all_items(
+    leaves: npt.NDArray[np.integer],
+    sid_item_offsets: npt.NDArray[np.integer],
+    num_results: int,
+    max_items_per_sid: int | None,
+) -> RankedItems:
+    """As `rank_items` where no item is dropped, which is most often and can be told without looking at items."""
+    leaves = leaves[:num_results]  # every SID has an item
+    begin = sid_item_offsets.take(leaves).astype(np.int64)
+    counts = sid_item_offsets.take(leaves + 1) - begin
+    if max_items_per_sid is not None:
+        counts = np.minimum(counts, max_items_per_sid)
+    ends = counts.cumsum()
+    if not len(ends) or ends[-1] == len(ends):  # one item a SID
+        return RankedItems(begin, np.arange(len(begin)))
+    number = min(num_results, int(ends[-1]))
+    used = int(ends.searchsorted(number)) + 1
+    ranks = np.arange(used).repeat(counts[:used])[:number]
+    first_of_rank = begin - ends + counts  # less the place of the rank's first item
+    return RankedItems(np.arange(number) + first_of_rank.take(ranks), ranks)
 
 
 def _kept(

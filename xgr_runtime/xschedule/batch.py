@@ -8,6 +8,7 @@ beam rows per level.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Literal
 
 import numpy as np
@@ -128,7 +129,8 @@ class Batch:
 
 @dataclass(frozen=True)
 class GroupOutput:
-    """What came back of one group. scores_LN fp32, nodes_LN and parents_LN int32 by level and packed row.
+    """What came back of one group. scores_LN fp32, nodes_LN and parents_LN int32 by level and packed row, of as many rows as the
+    largest level has at least.
 
     status_S: 0, or 1 + the round that failed. num_live_rows, num_rows_skipped: counters of the selection, the live
     parent rows over all rounds and how many of them early termination passed over.
@@ -166,30 +168,34 @@ def pack_histories(
     The first num_cached_tokens of each are in their pages already (default: none), but never a whole prompt. sources: pages to
     copy those of them from that do not fill a page; None where they are there as well.
     """
-    lengths = np.asarray([len(prompt) for prompt in prompts], dtype=np.int64)
-    cached = np.asarray(num_cached_tokens or [0] * len(prompts), dtype=np.int64)
-    assert (cached < lengths).all(), (cached, lengths)
+    lengths = [len(prompt) for prompt in prompts]
+    cached = [int(n) for n in num_cached_tokens or [0] * len(prompts)]
+    assert all(n < length for n, length in zip(cached, lengths, strict=True)), (cached, lengths)
     num_pages = max((len(p) for p in pages), default=1) or 1
     table = np.full((len(prompts), num_pages), NULL_PAGE, dtype=np.int32)
-    for row, owned in zip(table, pages, strict=True):
-        row[: len(owned)] = owned
-    new = list(zip(cached, lengths, strict=True))
-    positions = np.concatenate([np.arange(first, end, dtype=np.int64) for first, end in new])
-    history = np.repeat(np.arange(len(prompts)), lengths - cached)
-    page = table[history, positions // page_size].astype(np.int64)
+    starts = [0, *accumulate(length - n for n, length in zip(cached, lengths, strict=True))]
+    token_ids, positions, slots = (np.empty(starts[-1], dtype=np.int64) for _ in range(3))
     copies = np.zeros((3, len(prompts)), dtype=np.int32)
-    for number, source in enumerate(sources or ()):
+    in_page = np.arange(page_size)
+    # History by history, in slices: the host does this while the device waits for it.
+    for number, (prompt, owned, first) in enumerate(zip(prompts, pages, cached, strict=True)):
+        own = slice(starts[number], starts[number + 1])
+        token_ids[own] = prompt[first:]
+        positions[own] = np.arange(first, len(prompt))
+        table[number, : len(owned)] = owned
+        skipped = first // page_size  # pages before the one that its first new token goes to
+        firsts = np.asarray(owned[skipped:], dtype=np.int64) * page_size
+        own_slots = np.add.outer(firsts, in_page).reshape(-1)
+        slots[own] = own_slots[first - skipped * page_size :][: len(prompt) - first]
+        source = sources[number] if sources else None
         if source is not None:
-            full, num_copied = divmod(int(cached[number]), page_size)
-            copies[:, number] = source, table[number, full], num_copied
+            copies[:, number] = source, owned[skipped], first - skipped * page_size
     return PackedHistories(
-        token_ids_T=np.concatenate(
-            [prompt[first:] for prompt, first in zip(prompts, cached, strict=True)]
-        ),
+        token_ids_T=token_ids,
         positions_T=positions,
-        kv_slots_T=page * page_size + positions % page_size,
-        q_start_H1=_starts(lengths - cached),
-        kv_lens_H=lengths.astype(np.int32),
+        kv_slots_T=slots,
+        q_start_H1=np.asarray(starts, dtype=np.int32),
+        kv_lens_H=np.asarray(lengths, dtype=np.int32),
         page_table_HP=table,
         copies_3H=copies,
     )

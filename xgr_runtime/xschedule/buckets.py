@@ -96,6 +96,9 @@ def host_lengths_of(histories: PackedHistories, bucket: SharedBucket) -> HostLen
 
 def most_rows_L(group: SearchGroup) -> list[int]:  # noqa: N802 - the suffix is its shape
     """Per round the rows of the history that has most of them."""
+    owners = group.history_of_S
+    if len(owners) == 1 or (owners[1:] > owners[:-1]).all():  # a search each, as is usual
+        return [int(n) for n in group.widths_SL.max(axis=0)]
     return [
         int(np.bincount(group.history_of_S, weights=widths).max()) for widths in group.widths_SL.T
     ]

@@ -24,7 +24,7 @@ from xgr_runtime.xschedule.forecast import LEAD_S, Forecast
 from xgr_runtime.xschedule.in_flight import InFlight, Issued, Running
 from xgr_runtime.xschedule.kernel_search import STEP_S
 from xgr_runtime.xschedule.request import RequestState, settle
-from xgr_runtime.xschedule.results import build_result
+from xgr_runtime.xschedule.results import build_results
 from xgr_runtime.xschedule.scheduler import Scheduled, fail_expired
 from xgr_runtime.xschedule.totals import Totals
 from xgr_runtime.xschedule.warm_up import WarmUp
@@ -167,9 +167,7 @@ class EngineLoop:
                 self._forecast.ended(end_s, output.times if output and is_usual else None)
             if self._on_batch is not None:
                 self._on_batch(batch, output)
-            results = [
-                self._result(scheduled, output, index, end_s) for index in range(len(states))
-            ]
+            results = self._results(scheduled, output, end_s)
         except DeviceLost:
             self._give_back(scheduled, None)
             raise
@@ -184,11 +182,9 @@ class EngineLoop:
         self._give_back(scheduled, output)
         self._end_batch(scheduled, results)
 
-    def _result(
-        self, scheduled: Scheduled, output: BatchOutput, index: int, end_s: float
-    ) -> RecResult:
+    def _results(self, scheduled: Scheduled, output: BatchOutput, end_s: float) -> list[RecResult]:
         template = self._template.version
-        return build_result(scheduled, output, index, end_s, self.model_version, template)
+        return build_results(scheduled, output, end_s, self.model_version, template)
 
     def _end_failed(self, scheduled: Scheduled, error: Exception, start_s: float) -> None:
         """Give back what a failed batch held and fail its requests."""

@@ -81,9 +81,8 @@ def _check_prompt(tokens: Int64Array, max_tokens: int, vocab_size: int) -> None:
                 )
             ]
         )
-    outside = np.flatnonzero((tokens < 0) | (tokens >= vocab_size))
-    if len(outside):
-        first = int(outside[0])
+    if tokens.view(np.uint64).max() >= vocab_size:  # negative numbers are the largest ones
+        first = int(np.flatnonzero((tokens < 0) | (tokens >= vocab_size))[0])
         raise InvalidRequest(
             [
                 (

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from xgr_runtime.xschedule.request_types import Violations
 
 
+_EVERYTHING = TagExpression()
+_NO_ITEMS = np.zeros(0, dtype=np.int64)
+_NO_EDGES = np.zeros(0, dtype=np.int32)
+
+
 @dataclass(frozen=True)
 class Intake:
     """What preparing a request needs. prefix_root: parent key of the first page of every history; None: no reuse."""
@@ -100,14 +105,18 @@ class Intake:
             )
         if violations:
             raise InvalidRequest(violations)
-        expression = TagExpression.canonical(search.rules.require, search.rules.exclude_tags)
+        rules = search.rules
+        expression = _EVERYTHING
+        if rules.require or rules.exclude_tags:
+            expression = TagExpression.canonical(rules.require, rules.exclude_tags)
         rule_set = self.rule_cache.get(catalog, expression)
-        excluded, num_unknown = self._excluded(search, pinned, history)
+        excluded, num_unknown = _NO_ITEMS, 0
+        if len(rules.exclude_item_ids) or rules.exclude_keys or rules.exclude_history:
+            excluded, num_unknown = self._excluded(search, pinned, history)
         if len(excluded):
             cleared = clear_exclusions(catalog, rule_set, excluded)
         else:
-            nothing = np.zeros(0, dtype=np.int32)
-            cleared = Cleared((nothing,) * catalog.num_levels, np.zeros(0, dtype=np.int64))
+            cleared = Cleared((_NO_EDGES,) * catalog.num_levels, _NO_ITEMS)
         return SearchState(
             pinned=pinned,
             normalization=search.normalization or config.search.normalization,

@@ -130,14 +130,15 @@ class StageClock:
         copies_s = [0.0, 0.0]
         for is_to_host, place in self._copies:
             copies_s[is_to_host] += self._between(place)
+        rounds_s = tuple(self._levels(part, 0, POINTS_OF_ROUND) for part in self._rounds)
         return StageTimes(
             to_device_s=copies_s[False],
             prefill_s=0.0 if self._prefill is None else self._between(self._prefill),
-            rounds_s=tuple(self._levels(part, 0, POINTS_OF_ROUND) for part in self._rounds),
-            selects_s=tuple(self._levels(part, 1, 2) for part in self._rounds),
+            rounds_s=tuple(tuple(map(_known, levels)) for levels in rounds_s),
+            selects_s=tuple(tuple(map(_known, self._levels(part, 1, 2))) for part in self._rounds),
             to_host_s=copies_s[True],
             span_s=self._timer.seconds(0, self._num_points - 1) if self._num_points else 0.0,
-            all_rounds_s=tuple(map(self._whole, self._rounds)),
+            all_rounds_s=tuple(map(self._whole, self._rounds, rounds_s)),
         )
 
     def _between(self, place: int) -> float:
@@ -148,16 +149,16 @@ class StageClock:
         """Whether no later batch has recorded into the timers of a part."""
         return all(self._uses.last.get(timer) == self._batch for timer in part.timers)
 
-    def _whole(self, part: _Rounds) -> float:
-        if not self._is_known(part):
-            return self._between(part.place)
-        return sum(_read(part, 0, POINTS_OF_ROUND))
+    def _whole(self, part: _Rounds, levels: tuple[float | None, ...]) -> float:
+        """All rounds of a part; levels: each of them."""
+        found = [seconds for seconds in levels if seconds is not None]
+        return sum(found) if len(found) == part.num_levels else self._between(part.place)
 
     def _levels(self, part: _Rounds, start: int, end: int) -> tuple[float | None, ...]:
-        """Between two points of each round of a part; None where it is unknown."""
+        """Between two points of each round of a part; None where others have recorded into its timers since."""
         if not self._is_known(part):
             return (None,) * part.num_levels
-        return tuple(map(_known, _read(part, start, end)))
+        return _read(part, start, end)
 
 
 def _read(part: _Rounds, start: int, end: int) -> tuple[float, ...]:
@@ -169,5 +170,6 @@ def _read(part: _Rounds, start: int, end: int) -> tuple[float, ...]:
     )
 
 
-def _known(seconds: float) -> float | None:
-    return None if math.isnan(seconds) else seconds
+def _known(seconds: float | None) -> float | None:
+    """None also for what the device cannot tell."""
+    return None if seconds is None or math.isnan(seconds) else seconds

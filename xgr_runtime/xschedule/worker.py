@@ -273,13 +273,14 @@ def _explained(device: Device) -> Iterator[None]:
 
 
 def _output(group: SearchGroup, outcome: BeamOutcome) -> GroupOutput:
-    levels = group.num_levels
-    num_live_rows, num_rows_skipped = (int(n) for n in outcome.counters.numpy())
+    # Of the rows that there are: memory holds those of the largest batch.
+    levels, num_rows = group.num_levels, int(group.widths_SL.sum(axis=0).max())
+    num_live_rows, num_rows_skipped = outcome.counters.tolist()
     return GroupOutput(
-        scores_LN=outcome.scores_LN[:levels].numpy().copy(),
-        nodes_LN=outcome.nodes_LN[:levels].numpy().copy(),
-        parents_LN=outcome.parents_LN[:levels].numpy().copy(),
-        status_S=outcome.status_S1[: group.num_searches].numpy().astype(np.int32),
+        scores_LN=outcome.scores_LN.numpy()[:levels, :num_rows].copy(),
+        nodes_LN=outcome.nodes_LN.numpy()[:levels, :num_rows].copy(),
+        parents_LN=outcome.parents_LN.numpy()[:levels, :num_rows].copy(),
+        status_S=outcome.status_S1.numpy()[: group.num_searches].astype(np.int32),
         num_live_rows=num_live_rows,
         num_rows_skipped=num_rows_skipped,
     )
