@@ -6,7 +6,7 @@ the lengths. Nothing is sorted: how many items have more than a number of key ti
 a program that knows the level of its last item finds the next one with a few sums over the histories.
 
 Each loading warp walks the list by itself; the warpgroups that compute get the numbers of an item with its queries. A program of
-beams has one item: its number counts tiles of rows, packed over all histories.
+beams has one item, and so has one of a prefill that is small enough: its number counts tiles of rows, packed over all histories.
 
 Letters: S histories (padded), I numbers of an item, G KV heads, X query heads of a KV head.
 """
@@ -124,6 +124,51 @@ def beam_item(
         begin_tile, end_tile = (begin_tile, middle) if PART == 0 else (middle, end_tile)
     masked_tile = gl.maximum(begin_tile, gl.minimum(end_tile, length // KEYS))
     return history, first_row, rows, length, first_r, g, split, begin_tile, masked_tile, end_tile
+
+
+@gluon.jit
+def divided_item(
+    start_ptr, length_ptr, num_rows, num_histories,
+    X: gl.constexpr, G: gl.constexpr, KEYS: gl.constexpr, ITEM_ROWS: gl.constexpr, SEGMENTS: gl.constexpr,
+    PART: gl.constexpr, NUM_WARPS: gl.constexpr,
+):  # fmt: skip
+    """The one item of a program of a prefill, by NUM_WARPS warps: a tile of rows and a KV head, of its key tiles those of part PART.
+
+    Tiles of ITEM_ROWS query rows lie packed, the rows of no history behind all others; programs take them from the last one on, as a
+    history's last rows have most keys, and the first programs start first. There may be more programs than tiles. Part 0 has fewer
+    key tiles, or as many.
+
+    Returns:
+        (history, its first packed row, its packed rows, 0 where there is no such tile, its length, the item's first query row,
+        KV head, first key tile, first key tile with a mask, key tiles' end).
+    """
+    layout: gl.constexpr = gl.BlockedLayout([SEGMENTS // 32], [32], [NUM_WARPS], [0])
+    g = gl.program_id(0) % G
+    h_S = gl.arange(0, SEGMENTS, layout=layout)
+    first_S = gl.load(start_ptr + h_S, mask=h_S <= num_histories, other=0)
+    end_row_S = gl.load(start_ptr + h_S + 1, mask=h_S < num_histories, other=0)
+    length_S = gl.load(length_ptr + h_S, mask=h_S < num_histories, other=0)
+    end_row_S = gl.where(h_S == num_histories, num_rows, end_row_S)
+    rows_S = gl.where(h_S <= num_histories, end_row_S - first_S, 0)
+    tiles_S = (rows_S * X + ITEM_ROWS - 1) // ITEM_ROWS
+    end_S = gl.associative_scan(tiles_S, 0, add)
+    tile = gl.sum(tiles_S, 0) - 1 - gl.program_id(0) // G
+    is_it_S = (end_S > tile) & (end_S - tiles_S <= tile)  # none before the first tile
+    history = gl.sum(gl.where(is_it_S, h_S, 0), 0)
+    first_row = gl.sum(gl.where(is_it_S, first_S, 0), 0)
+    rows = gl.sum(gl.where(is_it_S, rows_S, 0), 0)
+    length = gl.sum(gl.where(is_it_S, length_S, 0), 0)
+    first_r = (tile - gl.sum(gl.where(is_it_S, end_S - tiles_S, 0), 0)) * ITEM_ROWS
+    before = length - rows
+    end_key = gl.maximum(gl.minimum(length, before + (first_r + ITEM_ROWS) // X), 0)
+    end_key = gl.where(rows > 0, end_key, 0)
+    least = gl.maximum(before + first_r // X + 1, 0)
+    num_tiles = (end_key + KEYS - 1) // KEYS
+    middle = num_tiles // 2
+    begin_tile, end_tile = (0, middle) if PART == 0 else (middle, num_tiles)
+    masked_tile = gl.minimum(end_tile, gl.minimum(end_key, least) // KEYS)
+    masked_tile = gl.maximum(begin_tile, masked_tile)
+    return history, first_row, rows, length, first_r, g, begin_tile, masked_tile, end_tile
 
 
 @gluon.jit

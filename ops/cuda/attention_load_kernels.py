@@ -10,7 +10,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_wait
 
-from .attention_item_kernels import beam_item, find_item, first_level, segments, write_item
+from .attention_item_kernels import (
+    beam_item,
+    divided_item,
+    find_item,
+    first_level,
+    segments,
+    write_item,
+)
 from .attention_step_kernels import ROWS
 
 CHUNK = gl.constexpr(16)  # rows that a loading warp copies at once: few, as it has few registers
@@ -112,6 +119,29 @@ def load_beam_tiles(
 
 
 @gluon.jit
+def load_divided_tiles(
+    k_desc, v_desc, table_ptr, start_ptr, length_ptr, num_rows, num_histories, table_stride, is_settled,
+    k_smem, v_smem, k_full, k_empty, v_full, v_empty,
+    G: gl.constexpr, X: gl.constexpr, D: gl.constexpr, PAGE_SIZE: gl.constexpr, KEYS: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
+    SEGMENTS: gl.constexpr, PART: gl.constexpr,
+):  # fmt: skip
+    """The same for part PART of the one item of a program of a prefill: the kernel in front may write keys and values.
+
+    is_settled: but not lengths and starts, from which the item follows before that one has ended.
+    """
+    if is_settled == 0:
+        gdc_wait()
+    history, _f, _r, length, _q, g, begin_tile, _m, end_tile = divided_item(
+        start_ptr, length_ptr, num_rows, num_histories, X, G, KEYS, ROWS, SEGMENTS, PART, 1
+    )
+    gdc_wait()
+    _copy_tiles(
+        k_desc, v_desc, table_ptr + history.to(gl.int64) * table_stride, length, g, begin_tile, end_tile, 0,
+        k_smem, v_smem, k_full, k_empty, v_full, v_empty, D, PAGE_SIZE, KEYS, K_STAGES, V_STAGES, PART, False,
+    )  # fmt: skip
+
+
+@gluon.jit
 def own_slots(
     slot_ptr, first_row, rows, first_r, num_tokens,
     X: gl.constexpr, OWN: gl.constexpr, COPIES: gl.constexpr,
@@ -152,6 +182,14 @@ def copy_queries(
             q_ptr + pair_C[:, None] * D + d_D[None, :],
             mask=(r_C < rows * X)[:, None],
         )
+
+
+@gluon.jit
+def wait_for_copies(OPEN: gl.constexpr):
+    """Until at most OPEN groups of a warpgroup's own copies are on their way, and the tensor cores see the others."""
+    async_copy.wait_group(OPEN)
+    fence_async_shared()
+    gl.thread_barrier()
 
 
 @gluon.jit

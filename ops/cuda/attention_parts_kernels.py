@@ -16,6 +16,14 @@ LEAST: tl.constexpr = tl.constexpr(-3.0e38)  # stands for the maximum of nothing
 
 
 @gluon.jit
+def place_of_parts(k_smem, KEYS: gl.constexpr, K_STAGES: gl.constexpr, R: gl.constexpr, D: gl.constexpr):  # fmt: skip
+    """fp32 [R, D] in the key stages of the second of two parts, who does not need them any more."""
+    layout: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
+    place_smem = k_smem._reinterpret(gl.float32, [K_STAGES * KEYS // R, R, D], layout)
+    return place_smem.index(K_STAGES * KEYS // R - 1)
+
+
+@gluon.jit
 def give_part(place_s, numbers_smem, is_given, sum_RD, largest_R, total_R):
     """What a warpgroup has found goes into place_s [R, D] and numbers_smem [2, R], all fp32, and is_given is told."""
     gl.thread_barrier()  # other warps may still read what was there

@@ -144,12 +144,12 @@ def attend_tiles(
     q_s, q_empty, k_smem, v_smem, k_full, k_empty, v_full, v_empty, count, rows, length, first_r,
     begin_tile, masked_tile, end_tile, scale_log2, sum_RD, largest_R, total_R,
     X: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, PART: gl.constexpr,
-    IS_CAUSAL: gl.constexpr, SUMS: gl.constexpr,
+    IS_CAUSAL: gl.constexpr, TELLS: gl.constexpr, SUMS: gl.constexpr,
 ):  # fmt: skip
     """Take in the key tiles of an item, at least one, the last first: (weights, sum, largest, total).
 
     The weighted values of the last tile are not in the sum yet: `weights` are for its product. count: tiles before. PART: whose
-    stages. Causal, as only prefills are, q_empty is told when the last tile has read the queries.
+    stages. TELLS: q_empty is told when the last tile has read the queries.
     """
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
@@ -170,7 +170,7 @@ def attend_tiles(
     k_DK = k_smem.index(k_stage).reshape([KEYS, D]).permute((1, 0))
     score_RK = warpgroup_mma(q_s, k_DK, zero_RK, use_acc=False)
     mbarrier.arrive(k_empty.index(k_stage), count=1)
-    if IS_CAUSAL:
+    if TELLS:
         mbarrier.arrive(q_empty, count=1, pred=end_tile - begin_tile == 1)
     mbarrier.wait(v_full.index(v_stage), count // V_STAGES & 1)
     base = gl.minimum(first, length - KEYS)
@@ -184,12 +184,12 @@ def attend_tiles(
     for i in range(1, num_masked):
         weight_op, sum_RD, l_R, t_R = step(
             q_s, q_empty, i == num_tiles - 1, k_smem, v_smem, k_full, k_empty, v_full, v_empty, count + i, first - i * KEYS, length,
-            visible_R, scale_log2, weight_op, sum_RD, l_R, t_R, D, KEYS, K_STAGES, V_STAGES, PART, True, IS_CAUSAL, SCORES, SUMS, WEIGHTS,
+            visible_R, scale_log2, weight_op, sum_RD, l_R, t_R, D, KEYS, K_STAGES, V_STAGES, PART, True, TELLS, SCORES, SUMS, WEIGHTS,
         )  # fmt: skip
     for i in range(num_masked, num_tiles):
         weight_op, sum_RD, l_R, t_R = step(
             q_s, q_empty, i == num_tiles - 1, k_smem, v_smem, k_full, k_empty, v_full, v_empty, count + i, first - i * KEYS, length,
-            visible_R, scale_log2, weight_op, sum_RD, l_R, t_R, D, KEYS, K_STAGES, V_STAGES, PART, False, IS_CAUSAL, SCORES, SUMS, WEIGHTS,
+            visible_R, scale_log2, weight_op, sum_RD, l_R, t_R, D, KEYS, K_STAGES, V_STAGES, PART, False, TELLS, SCORES, SUMS, WEIGHTS,
         )  # fmt: skip
     largest_R = gl.convert_layout(l_R, rows_of_sums)
     return weight_op, sum_RD, largest_R, gl.convert_layout(t_R, rows_of_sums)

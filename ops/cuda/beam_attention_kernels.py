@@ -24,8 +24,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .attention_item_kernels import beam_item
-from .attention_load_kernels import copy_own, copy_queries, load_beam_tiles, own_slots
-from .attention_parts_kernels import give_part, take_part
+from .attention_load_kernels import (
+    copy_own,
+    copy_queries,
+    load_beam_tiles,
+    own_slots,
+    wait_for_copies,
+)
+from .attention_parts_kernels import give_part, place_of_parts, take_part
 from .attention_step_kernels import (
     LEAST,
     LOG2_E,
@@ -38,14 +44,6 @@ from .attention_step_kernels import (
 
 # Of a thread of the warpgroup with the second part of the keys; the first one has as many, or a few more.
 PART_REGISTERS = gl.constexpr(168)
-
-
-@gluon.jit
-def _wait_for_copies(OPEN: gl.constexpr):
-    """Until at most OPEN groups of copies are on their way, and the tensor cores see the others."""
-    async_copy.wait_group(OPEN)
-    fence_async_shared()
-    gl.thread_barrier()
 
 
 @gluon.jit
@@ -64,9 +62,9 @@ def _attend_own(
     async_copy.commit_group()
     copy_own(own_v_s, v_rows_ptr, slot_K, v_slot_stride, v_token_stride, g, X, D, OWN, COPIES)
     async_copy.commit_group()
-    _wait_for_copies(1)
+    wait_for_copies(1)
     weight_op, largest_R, total_R = own_weights(q_s, own_k_s, num_tokens, scale_log2, X, OWN, SUMS)
-    _wait_for_copies(0)
+    wait_for_copies(0)
     total_R = keep_to_owners(own_v_s, num_tokens, total_R, X, D, OWN, COPIES, SUMS)
     sum_RD = warpgroup_mma(weight_op, own_v_s, sum_RD, use_acc=False)
     return sum_RD, largest_R, total_R
@@ -99,7 +97,7 @@ def _attend(
                 q_s, k_smem, v_smem, k_rows_ptr, v_rows_ptr, slot_K, k_slot_stride, v_slot_stride, k_token_stride, v_token_stride,
                 num_tokens, scale_log2, sum_RD, g, ROW_GROUP, X, D, KEYS, K_STAGES, V_STAGES, OWN, COPIES, SUMS,
             )  # fmt: skip
-    _wait_for_copies(0)
+    wait_for_copies(0)
     if PART == 0:
         mbarrier.arrive(k_empty.index(K_STAGES - 1), count=1)
         mbarrier.arrive(v_empty.index(V_STAGES - 1), count=1)
@@ -107,16 +105,12 @@ def _attend(
         weight_op, sum_RD, largest_R, total_R = attend_tiles(
             q_s, k_empty.index(0), k_smem, v_smem, k_full, k_empty, v_full, v_empty, 0, rows, length, first_r,
             begin_tile, masked_tile, end_tile, scale_log2, sum_RD, largest_R, total_R,
-            X, D, KEYS, K_STAGES, V_STAGES, PART, False, SUMS,
+            X, D, KEYS, K_STAGES, V_STAGES, PART, False, False, SUMS,
         )  # fmt: skip
         last = PART * V_STAGES + (end_tile - begin_tile - 1) % V_STAGES
         sum_RD = warpgroup_mma(weight_op, v_smem.index(last).reshape([KEYS, D]), sum_RD)
     if KEY_GROUPS == 2:
-        # the second part's key stages, which nobody needs any more
-        halves: gl.constexpr = [K_STAGES * KEYS // ROWS, ROWS, D]
-        place_layout: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
-        place_smem = k_smem._reinterpret(gl.float32, halves, place_layout)
-        place_s = place_smem.index(K_STAGES * KEYS // ROWS - 1)
+        place_s = place_of_parts(k_smem, KEYS, K_STAGES, ROWS, D)
         if PART == 1:
             give_part(place_s, numbers_smem, is_given, sum_RD, largest_R, total_R)
         else:

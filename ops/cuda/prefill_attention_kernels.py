@@ -72,7 +72,7 @@ def _compute(
         if end_tile > 0:
             weight_op, sum_RD, largest_R, total_R = attend_tiles(
                 q_s, q_empty, k_smem, v_smem, k_full, k_empty, v_full, v_empty, count, rows, length, first_r,
-                0, masked_tile, end_tile, scale_log2, sum_RD, largest_R, total_R, X, D, KEYS, K_STAGES, V_STAGES, 0, True, SUMS,
+                0, masked_tile, end_tile, scale_log2, sum_RD, largest_R, total_R, X, D, KEYS, K_STAGES, V_STAGES, 0, True, True, SUMS,
             )  # fmt: skip
             count += end_tile
             last = (count - 1) % V_STAGES

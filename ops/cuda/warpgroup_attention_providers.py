@@ -2,7 +2,8 @@
 
 They take what models and caches for this GPU usually have: 16-bit numbers, heads of 64 or 128, whole tiles of 128 keys in a
 page; a prefill with enough rows for all cores, and beams of any number, though few of few histories are taken before by
-`xgr_ops.cuda.short_beam_attention`. Everything else, and the shared stage on its own, is left to `xgr_ops.cuda.attention`. So are
+`xgr_ops.cuda.short_beam_attention`. A prefill has 128 rows an item and programs that go from item to item, or, where items are few,
+64 rows whose keys two warpgroups divide. Everything else, and the shared stage on its own, is left to `xgr_ops.cuda.attention`. So are
 single calls that no size tells beforehand: beams that may have more own tokens than Q // G, for which a tile has no room, and a
 prefill of fewer rows than its bucket's, as the last layer asks for.
 
@@ -31,6 +32,18 @@ Keys split among programs (keys of a part), whose parts are joined by a second k
 
 What joins them costs by rows times parts, and how long histories really are a graph's launch cannot tell: rows are split as far as
 histories of 1,024 tokens gain, though longer ones would gain with more rows.
+
+A prefill of one history, from item to item and divided; and one of 28 layers in a graph, its product of queries, keys and values,
+attention and output product, of hidden size 1,024 and 2,048 (of 2,048 tokens and more dividing loses, of 1,280 it is all the same):
+
+    tokens (rows of the bucket)   attention         a layer, 1,024    a layer, 2,048
+    600 (640)                     16.2 and 10.8     44.3 and 37.4
+    1,000 (1,024)                 23.0 and 17.1                        78.2 and 70.8
+    1,024                         21.7 and 17.0     52.8 and 46.8
+    1,280                         26.4 and 25.0                        98.7 and 97.6
+    1,500 (1,536)                 29.3 and 29.7     78.2 and 73.7     101.7 and 101.1
+    2,048                         40.4 and 46.3                       132.4 and 143.7
+    3,000 (3,072)                 75.7 and 87.4                       222.0 and 236.4
 """
 
 from typing import TYPE_CHECKING
@@ -42,6 +55,7 @@ from xgr_runtime.hal.registry import OpSpec, impl
 from ..triton.history_attention import OwnTokens
 from .attention import beam_attention_in_tiles
 from .attention_launch import MOST_HISTORIES, why_attention_refused
+from .divided_prefill import DividedTiles, launch_divided_prefill_attention, most_items
 from .hopper import NUM_CORES
 from .short_prefill_attention import prefill_attention_of_few_tokens
 from .warpgroup_attention import (
@@ -64,6 +78,9 @@ TILES = WarpgroupTiles(
     min_split_keys=128,
     most_partial=128 * 16,
 )
+DIVIDED_TILES = DividedTiles()  # with more stages: 17.3 to 17.5 us, where these take 17.0
+# Of a prefill, up to which keys are divided: 392 are 1,536 tokens of one history.
+MOST_DIVIDED_ITEMS = 3 * NUM_CORES
 # Rows of a prefill times query heads below which most cores have nothing to do, and tiles with more programs a core are faster.
 LEAST_ROWS = 64 * 128
 
@@ -96,7 +113,8 @@ def prefill_attention_by_warpgroups(
     q_starts: tuple[int, ...],
     kv_lens: tuple[int, ...],
 ) -> "torch.Tensor":
-    """Keys behind a tile's last row are not read; the host's numbers are not either.
+    """Keys behind a tile's last row are not read; the host's numbers are not either. Starts and lengths have to be there before
+    the kernel in front.
 
     Where the call has fewer rows than the sizes said, and too few for all cores, `prefill_attention_of_few_tokens` does it.
     """
@@ -104,9 +122,11 @@ def prefill_attention_by_warpgroups(
         return prefill_attention_of_few_tokens(
             q_TQD, k_pages, v_pages, page_table_HP, q_start_H1, kv_len_H, scale, max_q, max_kv, q_starts, kv_lens
         )  # fmt: skip
-    return launch_prefill_attention(
-        q_TQD, k_pages, v_pages, page_table_HP, q_start_H1, kv_len_H, scale, TILES
-    )
+    arrays = (q_TQD, k_pages, v_pages, page_table_HP, q_start_H1, kv_len_H)
+    num_tokens, num_heads, _ = q_TQD.shape
+    if most_items(num_tokens, num_heads, k_pages.shape[2], kv_len_H.shape[0]) <= MOST_DIVIDED_ITEMS:
+        return launch_divided_prefill_attention(*arrays, scale, DIVIDED_TILES)
+    return launch_prefill_attention(*arrays, scale, TILES)
 
 
 @impl(beam_attention, provider="gluon", device="cuda", accepts=_accepts)

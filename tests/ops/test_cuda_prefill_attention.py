@@ -1,6 +1,7 @@
 """A prefill of few tokens starts before the kernel in front has ended, and takes from it queries and new tokens' keys.
 
-What is cached it reads earlier: whole tiles of keys before the first new token, while that kernel still writes the others.
+What is cached it reads earlier: whole tiles of keys before the first new token, while that kernel still writes the others. One of
+more tokens, whose keys two warpgroups divide, reads lengths alone so early.
 """
 
 from __future__ import annotations
@@ -66,14 +67,20 @@ def check_replays(
 
 
 @on_gpu
-@pytest.mark.parametrize("lengths", [[128], [256], [256, 128], [640]])
+@pytest.mark.parametrize(
+    ("name", "lengths"),
+    [
+        *(("gluon-short", lengths) for lengths in ([128], [256], [256, 128], [640])),
+        *(("gluon", lengths) for lengths in ([1024], [1152], [896, 512])),
+    ],
+)
 def test_queries_and_new_tokens_come_from_the_kernel_in_front(
-    lengths: list[int], device: Device
+    name: str, lengths: list[int], device: Device
 ) -> None:
     """Layers one right behind the other, the results of each the next one's queries, keys and values: all tokens are new."""
     num_tokens, starts = sum(lengths), [0, *itertools.accumulate(lengths)]
     sizes = {"T": num_tokens, "H": len(lengths)}
-    found = provider(prefill_attention, "gluon-short", device, **sizes)
+    found = provider(prefill_attention, name, device, **sizes)
     if found is None:
         return
     generator = torch.Generator().manual_seed(7)
@@ -169,14 +176,17 @@ class CachedLayers:
 
 
 @on_gpu
-@pytest.mark.parametrize(("num_new", "num_cached"), [(24, 1000), (100, 900)])
+@pytest.mark.parametrize(
+    ("name", "num_new", "num_cached"),
+    [("gluon-short", 24, 1000), ("gluon-short", 100, 900), ("gluon", 1030, 200)],
+)
 def test_cached_tokens_are_read_early_and_new_ones_when_they_are_there(
-    num_new: int, num_cached: int, device: Device
+    name: str, num_new: int, num_cached: int, device: Device
 ) -> None:
     """The first new token lies inside a tile of keys; the kernel in front writes new tokens' keys and values, and queries."""
-    dims = {"T": BUCKET_ROWS, "H": 1, "M": NUM_HEADS * DIM}
+    dims = {"T": max(BUCKET_ROWS, num_new), "H": 1, "M": NUM_HEADS * DIM}
     project = provider(linear_rope_write_shared_kv, "gluon", device, **dims)
-    found = provider(prefill_attention, "gluon-short", device, **dims)
+    found = provider(prefill_attention, name, device, **dims)
     if project is None or found is None:
         return
     layers, held = CachedLayers(num_new, num_cached), list[torch.Tensor]()

@@ -80,12 +80,15 @@ LENGTHS = (
 )
 
 
-# Kernels for warpgroups take these: a prefill with work for every core, and of few; beams likewise, where keys are split.
+# Kernels for warpgroups take these: a prefill with work for every core, and so much that programs have several items, and of few;
+# beams likewise, where keys are split.
+MOST_ITEMS = (64, 64, 64, 128)
 MANY_ITEMS, FEW_ITEMS, ONE_KV_HEAD = (64, 32, 64, 128), (4, 2, 128, 128), (8, 1, 64, 64)
 REPLAYS = [
     *((op, "triton", SMALL, dtype) for op in (shared_attention, prefill_attention, beam_attention)
       for dtype in (torch.float32, torch.bfloat16)),
     (prefill_attention, "gluon", MANY_ITEMS, torch.bfloat16),
+    (prefill_attention, "gluon", MOST_ITEMS, torch.bfloat16),
     (prefill_attention, "gluon-short", FEW_ITEMS, torch.bfloat16),
     (prefill_attention, "gluon-short", ONE_KV_HEAD, torch.float16),
     (beam_attention, "gluon", MANY_ITEMS, torch.bfloat16),

@@ -45,8 +45,10 @@ HISTORIES: dict[str, Histories] = {
     ),
     "pages of 128, large heads": Histories([1, 3], [129, 3], 8, 2, 128, 128, ([3, 17],)),
 }
-# Enough for every core of a large GPU: kernels for full ones take nothing else. One case an op, as the reference takes a while.
+# Enough for every core of a large GPU: kernels for full ones take nothing else. One case an op, as the reference takes a while, and
+# of a prefill another one: with several items a core it is cut in another way.
 MANY_HEADS = Histories([100, 9, 20], [330, 9, 148], 64, 32, 64, 128, ([100, 9, 20],))
+MORE_TOKENS = Histories([200, 9, 90], [330, 9, 218], 64, 32, 64, 128, ())
 # Few rows over many keys: kernels that split keys do so, and a part of an empty or short history has none.
 FEW_ROWS = {
     "few rows over many keys": Histories([3], [2050], 4, 2, 128, 128, ([3],)),
@@ -94,7 +96,8 @@ def prefill_attention(dtype: torch.dtype) -> Iterator[OpCase]:
         yield _prefill(f"last rows, {label}", histories, dtype, 0)
     for label, histories in HITS.items():
         yield _prefill(label, histories, dtype, 2)
-    yield _prefill("pages of 128, many heads", MANY_HEADS, dtype, 0)
+    yield _prefill("pages of 128, many heads", MANY_HEADS, dtype, 1)
+    yield _prefill("pages of 128, many heads and more tokens", MORE_TOKENS, dtype, 1)
 
 
 def _prefill(label: str, histories: Histories, dtype: torch.dtype, padding: int) -> OpCase:
