@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
 
@@ -34,6 +34,7 @@ from xgr_runtime.types import RecRequest, RecResult, Search
 from xgr_runtime.xschedule.catalogs import LoadedCatalog
 from xgr_runtime.xschedule.engine_loop import EngineLoop, OnBatch
 from xgr_runtime.xschedule.engine_stats import EngineStats, describe
+from xgr_runtime.xschedule.intake_thread import IntakeThread
 from xgr_runtime.xschedule.request import RequestState, settle
 from xgr_runtime.xschedule.totals import Totals
 
@@ -57,7 +58,7 @@ class Engine(EngineLoop):
     ) -> None:
         super().__init__(config, device, model, model_version, on_batch)
         self._num_waiting = 0
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="xgr-intake")
+        self._intake_thread = IntakeThread(self._prepare)
         self._thread: threading.Thread | None = None
         for name, path in config.catalogs.items():
             self.activate_catalog(name, self.load_catalog(name, path))
@@ -157,10 +158,10 @@ class Engine(EngineLoop):
                 self._check_open()
             self._num_waiting += 1
             self._num_coming += 1
-            # Cancelled requests stay in the pool's list until the intake thread comes to them, in any number: emptied.
+            # Cancelled requests stay in the queue until the intake thread comes to them, in any number: emptied.
             asked = [request]
-            # Inside the lock: `close` sets its flag there before it shuts the pool.
-            self._pool.submit(self._prepare, asked, future, time.monotonic())
+            # Inside the lock, where `close` sets its flag and closes the queue.
+            self._intake_thread.put(asked, future, time.monotonic())
 
         def on_end(_: object) -> None:
             asked.clear()
@@ -299,8 +300,9 @@ class Engine(EngineLoop):
         """Refuse new requests, fail what still waits with EngineClosed, stop the threads. May be called twice."""
         with self._wake:
             self._is_draining = self._is_closed = True
+            self._intake_thread.close()
             self._wake.notify_all()
-        self._pool.shutdown(wait=True, cancel_futures=False)
+        self._intake_thread.join()
         # Not alive when a signal interrupted its start: it then ends by itself.
         if self._thread is not None and self._thread.is_alive():
             self._thread.join()

@@ -34,6 +34,11 @@ class InFlight:
         assert len(self._issued) < self._most, self._most
         self._issued.append(issued)
 
+    @property
+    def oldest(self) -> Issued:
+        """The one that ends next; there is one."""
+        return self._issued[0]
+
     def take(self) -> Issued:
         """The oldest one, whether it is done or not."""
         return self._issued.popleft()

@@ -15,6 +15,7 @@ written are read by no batch in flight (`RuleRowTable`; scratch rows are the ent
 there the second one's are written after the first one's rounds.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -102,7 +103,10 @@ class PendingBatch:
 
 
 class Worker:
-    """One device of one process. catalogs maps a group's slot index to what is loaded there. Belongs to one thread."""
+    """One device of one process. catalogs maps a group's slot index to what is loaded there. Belongs to one thread.
+
+    begun_s: when the device was given the first work of the batch that was issued last, of time.monotonic().
+    """
 
     def __init__(
         self,
@@ -116,6 +120,7 @@ class Worker:
         self._catalogs, self._rule_cache = catalogs, rule_cache
         self.graphs = graphs
         self._captured = _Captured(device, runner, graphs)
+        self.begun_s = 0.0
         self._timer_uses = TimerUses()
         self._free = [
             _Entry(index, StageClock(device, self._timer_uses))
@@ -150,6 +155,7 @@ class Worker:
     def _issue(self, batch: Batch, entry: _Entry) -> PendingBatch:
         device, runner, clock = self._device, self._runner, entry.clock
         plan = self._prepare(batch, entry)
+        self.begun_s = time.monotonic()
         clock.start()
         outcomes: list[BeamOutcome] = []
         end: Event | None = None
