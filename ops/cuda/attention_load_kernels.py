@@ -67,6 +67,7 @@ def load_tiles(
     SEGMENTS: gl.constexpr,
 ):  # fmt: skip
     """The warp that loads keys and values of a prefill: every tile of every item, in the order in which they are used."""
+    gdc_wait()
     h_S, first_S, rows_S, length_S, tiles_S = segments(
         start_ptr, length_ptr, num_rows, num_histories, X, SEGMENTS, 1
     )
@@ -202,6 +203,7 @@ def load_rows(
     row_bars: queries full, queries empty, of each warpgroup.
     """
     COPIES: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [1, 1], [1, 0])
+    gdc_wait()
     h_S, first_S, rows_S, length_S, tiles_S = segments(
         start_ptr, length_ptr, num_rows, num_histories, X, SEGMENTS, 1
     )

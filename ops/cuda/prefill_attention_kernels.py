@@ -17,6 +17,8 @@ Keys go last tile first, so that all masks (the end of a history, the diagonal o
 Slots behind a history's end may hold NaN, which no mask keeps out of a product: the last tile is read from further ahead
 so that it ends where the history does; what would lie before its page the copy engine fills with zeros.
 
+The kernel may start before the one in front of it has ended: its barriers are there then, and nothing is read before.
+
 Every buffer has a barrier that says it is full and one that says it is empty; both count phases, and whoever waits knows
 from the number of tiles or items before which phase he waits for.
 
@@ -29,7 +31,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
 )
-from triton.language.extra.cuda import gdc_launch_dependents
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .attention_item_kernels import NUMBERS, read_item, segments
 from .attention_load_kernels import load_rows, load_tiles
@@ -53,6 +55,7 @@ def _compute(
     """A computing warpgroup: rows WHICH * 64 .. of every item. row_bars: as in `load_rows`."""
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     rows_of_sums: gl.constexpr = gl.SliceLayout(1, SUMS)
+    gdc_wait()
     _h, _f, _r, _l, tiles_S = segments(
         start_ptr, length_ptr, num_rows, num_histories, X, SEGMENTS, 4
     )

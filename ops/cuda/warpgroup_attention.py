@@ -129,6 +129,7 @@ def launch_prefill_attention(
         page_table_HP.stride(0),
         scale,
         SEGMENTS=SEGMENTS,  # the rows of no history are one more
+        launch_pdl=True,
         **constants,
     )
     return out_TQD

@@ -71,7 +71,7 @@ def check_replays(
     ("name", "lengths"),
     [
         *(("gluon-short", lengths) for lengths in ([128], [256], [256, 128], [640])),
-        *(("gluon", lengths) for lengths in ([1024], [1152], [896, 512])),
+        *(("gluon", lengths) for lengths in ([1024], [1152], [896, 512], [3072, 1024])),
     ],
 )
 def test_queries_and_new_tokens_come_from_the_kernel_in_front(
@@ -178,7 +178,12 @@ class CachedLayers:
 @on_gpu
 @pytest.mark.parametrize(
     ("name", "num_new", "num_cached"),
-    [("gluon-short", 24, 1000), ("gluon-short", 100, 900), ("gluon", 1030, 200)],
+    [
+        ("gluon-short", 24, 1000),
+        ("gluon-short", 100, 900),
+        ("gluon", 1030, 200),
+        ("gluon", 3300, 200),
+    ],
 )
 def test_cached_tokens_are_read_early_and_new_ones_when_they_are_there(
     name: str, num_new: int, num_cached: int, device: Device
