@@ -339,6 +339,7 @@ def test_the_contract_names() -> None:
         "shared_attention",
         "silu_mul",
         "stream_linear_rope_write_shared_kv",
+        "stream_linear_rope_write_unshared_kv",
         "stream_linear_silu_mul",
         "unshared_attention",
         "write_shared_kv",

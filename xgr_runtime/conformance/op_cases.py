@@ -47,6 +47,7 @@ from xgr_runtime.conformance.selection_cases import (
 )
 from xgr_runtime.conformance.stream_cases import (
     stream_linear_rope_write_shared_kv,
+    stream_linear_rope_write_unshared_kv,
     stream_linear_silu_mul,
 )
 
@@ -83,6 +84,7 @@ GENERATORS: Mapping[str, Generator] = {
         linear_silu_mul,
         stream_linear_silu_mul,
         stream_linear_rope_write_shared_kv,
+        stream_linear_rope_write_unshared_kv,
         head_logits,
         head_logsumexp,
     )

@@ -1,6 +1,7 @@
 """Cases of the ops that make two products, one into the residual stream and one out of it.
 
-Rows, inputs and features that fill tiles of a GPU and do not; as many rows as its providers ask for, and fewer.
+Rows, inputs and features that fill tiles of a GPU and do not; as many rows as its providers ask for, by hidden size, and
+fewer.
 """
 
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 
 from xgr_runtime.conformance.op_case import Args, OpCase, normal
-from xgr_runtime.conformance.qkv_cases import to_pages
+from xgr_runtime.conformance.qkv_cases import to_pages, to_rows
 
 # rows, inputs of the first product, hidden size, feed-forward size
 GATED_SHAPES = {
@@ -18,6 +19,8 @@ GATED_SHAPES = {
     "in two tiles": (130, 72, 128, 136),
     "in many tiles": (1030, 200, 192, 136),
     "long": (1100, 1032, 64, 40),
+    "of a round": (260, 264, 192, 136),
+    "of a round and a large hidden size": (130, 136, 1088, 104),
 }
 # rows, hidden size, query heads, KV heads, head dim
 HEAD_SHAPES = {
@@ -26,6 +29,8 @@ HEAD_SHAPES = {
     "in three tiles": (300, 200, 4, 2, 128),
     "in many tiles": (1030, 192, 4, 2, 128),
     "odd heads in many tiles": (1100, 64, 3, 1, 64),
+    "of a round": (258, 192, 4, 2, 128),
+    "of a round and a large hidden size": (140, 1088, 3, 1, 64),
 }
 
 
@@ -44,6 +49,8 @@ def stream_linear_silu_mul(dtype: torch.dtype) -> Iterator[OpCase]:
                     args[name][::3] /= 16
                     args[name][1::3] = 0
             dims = {"T": rows, "M": hidden, "F": features}
+            if "of a round" in label:
+                dims |= {"N": rows, "max_rows": rows}
             what = f"{label}, {'rows of other scales' if is_scaled else 'rows alike'}"
             yield OpCase(what, args, dims, mutates=("residual_NM",), view=view)
 
@@ -61,6 +68,22 @@ def stream_linear_rope_write_shared_kv(dtype: torch.dtype) -> Iterator[OpCase]:
         added = _added("T", rows, 3 * hidden // 2, hidden, dtype)
         written = (*case.mutates, "residual_TM")
         yield OpCase(case.label, {**args, **added}, case.dims, mutates=written, view=view)
+
+
+def stream_linear_rope_write_unshared_kv(dtype: torch.dtype) -> Iterator[OpCase]:
+    def view(args: Args, result: Any) -> dict[str, torch.Tensor]:
+        k_rows, v_rows = args["k_rows"][:-1], args["v_rows"][:-1]  # the last one takes padding
+        stored = {"k_rows": k_rows, "v_rows": v_rows}
+        return {"result": result, "residual_NM": args["residual_NM"], **stored}
+
+    for case in to_rows(dtype, HEAD_SHAPES):
+        args = dict(case.args)
+        rows, hidden = args.pop("x_NM").shape
+        args["qkv_weight_OM"] = args.pop("weight_OM")
+        added = _added("N", rows, 3 * hidden // 2, hidden, dtype)
+        written = (*case.mutates, "residual_NM")
+        dims = {**case.dims, "max_rows": rows}
+        yield OpCase(case.label, {**args, **added}, dims, mutates=written, view=view)
 
 
 def _added(rows_name: str, rows: int, inputs: int, hidden: int, dtype: torch.dtype) -> Args:

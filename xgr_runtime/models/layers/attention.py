@@ -67,14 +67,9 @@ class SelfAttention:
         self, ops: BoundOps, rows: StreamRows, cos_sin: CosSin, inputs: StepInputs, kv: KVCaches
     ) -> torch.Tensor:
         """Attend from one new token per beam row to its history and its own tokens; [N, Q * D] for `out`."""
-        x_NM = rows.normed(ops)
         k_rows, v_rows = kv.unshared.k_rows(self.layer), kv.unshared.v_rows(self.layer)
         to = (k_rows, v_rows, inputs.slot_N, inputs.round - 1)
-        write = (self.q_norm_D, self.k_norm_D, self.eps, *cos_sin, *to)
-        if self.qkv.bias_O is None:
-            q_NQD = ops.linear_rope_write_unshared_kv(x_NM, self.qkv.weight_OI, *write)
-        else:
-            q_NQD = ops.rope_write_unshared_kv(self._project_in(ops, x_NM), *write)
+        q_NQD = self._write_unshared(ops, rows, (*cos_sin, *to))
         out_NQD: torch.Tensor = ops.beam_attention(
             q_NQD,
             kv.shared.k_pages(self.layer),
@@ -112,6 +107,22 @@ class SelfAttention:
             x_TM, weight_OM = rows.normed(ops), self.qkv.weight_OI
             q_TQD = ops.linear_rope_write_shared_kv(x_TM, weight_OM, *norms, self.eps, *to)
         return q_TQD
+
+    def _write_unshared(
+        self, ops: BoundOps, rows: StreamRows, to: tuple[torch.Tensor | int, ...]
+    ) -> torch.Tensor:
+        """Likewise of beam rows, [N, Q, D]. to: cosines, sines, rows of both, slots, position."""
+        norms = (self.q_norm_D, self.k_norm_D)
+        if self.qkv.bias_O is not None:
+            qkv_NXD = self._project_in(ops, rows.normed(ops))
+            q_NQD: torch.Tensor = ops.rope_write_unshared_kv(qkv_NXD, *norms, self.eps, *to)
+        elif rows.product is not None:
+            product, weight_OM = rows.product, self.qkv.weight_OI
+            q_NQD = ops.stream_linear_rope_write_unshared_kv(*product, weight_OM, *norms, *to)
+        else:
+            x_NM, weight_OM = rows.normed(ops), self.qkv.weight_OI
+            q_NQD = ops.linear_rope_write_unshared_kv(x_NM, weight_OM, *norms, self.eps, *to)
+        return q_NQD
 
     def _project_in(self, ops: BoundOps, x_TM: torch.Tensor) -> torch.Tensor:
         num_heads = self.num_heads + 2 * self.num_kv_heads
