@@ -178,12 +178,13 @@ def test_6_a_bad_logit_fails_the_search_that_reads_it(
     row[[0, 4][round_] if place is None else place] = bad
     own = () if round_ == 0 else (1,)
     table = LogitTable(VOCAB, 8, fixed={((7,), own): row})
-    with engine_on(catalog, table, device, "scheduler.max_wait_ms=20") as engine:
-        requests = [
-            prompt_request([prompt], normalization=normalization, beam_width=9)
-            for prompt in (6, 7, 8)
-        ]
+    requests = [
+        prompt_request([prompt], normalization=normalization, beam_width=9) for prompt in (6, 7, 8)
+    ]
+    waiting = ("scheduler.max_wait_ms=20", "scheduler.max_batch_histories=3")
+    with engine_on(catalog, table, device, *waiting) as engine:
         results = [result.results[0] for result in engine.recommend(requests)]
+    with engine_on(catalog, table, device) as engine:  # one that waits for no company
         alone = [one(engine.recommend([request])) for request in (requests[0], requests[2])]
     assert [result.status for result in results] == ["ok", "failed" if fails else "ok", "ok"]
     if fails:

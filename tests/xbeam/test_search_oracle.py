@@ -255,6 +255,7 @@ def test_a_mixed_batch_answers_as_each_alone(device: str, seed: int) -> None:
         assert max(batch.num_histories for batch, _ in runs.runs) > 1
         order = np.random.default_rng(seed).permutation(len(requests)).tolist()
         shuffled = engine.recommend([requests[place] for place in order])
+    with engine_on(catalog, table, device) as engine:  # one that waits for no company
         alone = [engine.recommend([request])[0] for request in requests]
     for request, mixed, single in zip(requests, together, alone, strict=True):
         assert mixed.request_id == single.request_id == request.request_id
