@@ -155,7 +155,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """mypy takes as long as hundreds of tests, which leave a core idle: its test only asks how it ended."""
+    """mypy takes as long as hundreds of tests, which leave a core idle: its test only asks how it ended.
+
+    What the imports and the collection made stays to the end: no garbage collection looks at it again.
+    """
+    gc.collect()
+    gc.freeze()
     is_worker = hasattr(
         session.config, "workerinput"
     )  # of several that have the same tests, one of which runs it

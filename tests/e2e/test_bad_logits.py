@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -19,6 +19,7 @@ from tests.helpers.engines import (
     make_engine,
     record_batches,
     request_of,
+    started_patient,
     write_catalog,
 )
 from tests.helpers.oracle import Catalog, Item
@@ -38,9 +39,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.e2e
 VOCAB = 64
-TOGETHER = SchedulerConfig(
-    max_batch_histories=4, max_batch_rows=1024, max_batch_tokens=512, max_wait_ms=500.0
-)
+TOGETHER = SchedulerConfig(max_batch_histories=4, max_batch_rows=1024, max_batch_tokens=512)
+MAX_WAIT_MS = 500.0
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,17 @@ def catalog_without(bad_code: int) -> Catalog:
 
 
 def recommend(
-    config: RuntimeConfig, requests: Sequence[RecRequest], poison: Poison
+    config: RuntimeConfig,
+    requests: Sequence[RecRequest],
+    poison: Poison,
+    max_wait_ms: float = MAX_WAIT_MS,
 ) -> tuple[list[RecResult], Recording, Any]:
     model = load_model(config.model.path, torch.device("cpu"), torch.float32)
-    with Engine(config, CpuDevice(), model, "poisoned") as engine:
+    config = replace(
+        config, scheduler=replace(config.scheduler, max_batch_histories=len(requests))
+    )  # a batch of all is closed at once
+    poisoned = Engine(config, CpuDevice(), model, "poisoned")
+    with started_patient(poisoned, max_wait_ms) as engine:
         poison.put_into(model)
         recording = record_batches(engine)
         replies = engine.recommend(requests)
@@ -166,7 +173,7 @@ def test_only_a_normaliser_that_reads_the_bad_logit_fails(tmp_path: Path) -> Non
         for n in NORMALIZATIONS
     ]
     replies, recording, product = recommend(
-        make_config(folder, {"main": file}), requests, Poison([VOCAB - 1], np.nan, "head")
+        make_config(folder, {"main": file}), requests, Poison([VOCAB - 1], np.nan, "head"), 0.0
     )
     for request, reply in zip(requests, replies, strict=True):
         (result,) = reply.results

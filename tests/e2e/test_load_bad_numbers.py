@@ -17,6 +17,7 @@ from tests.helpers.engines import (
     record_batches,
     request_of,
     same_bits,
+    started_patient,
     write_catalog,
 )
 from tests.helpers.load import assert_at_rest
@@ -46,9 +47,9 @@ TOGETHER = SchedulerConfig(
     max_batch_histories=NUM_MATES + 1,
     max_batch_rows=2048,
     max_batch_tokens=512,
-    max_wait_ms=1500.0,
     patience_ms=3_600_000.0,
 )
+MAX_WAIT_MS = 1500.0
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, catalog: Catalog) -> Iterat
     file = write_catalog(folder / "items.xgr", catalog)
     config = make_config(model_folder, {"main": file}, scheduler=TOGETHER)
     model = load_model(config.model.path, torch.device("cpu"), torch.float32)
-    with Engine(config, CpuDevice(), model, "m1") as engine:
+    with started_patient(Engine(config, CpuDevice(), model, "m1"), MAX_WAIT_MS) as engine:
         yield engine, model
 
 

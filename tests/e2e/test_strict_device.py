@@ -19,6 +19,7 @@ from tests.helpers.engines import (
     record_batches,
     request_of,
     same_bits,
+    started_patient,
     write_catalog,
 )
 from tests.helpers.strict_device import RuleBroken, StrictDevice
@@ -28,6 +29,7 @@ from xgr_runtime.errors import OpUnavailable
 from xgr_runtime.types import NORMALIZATIONS, RecRequest, Rules, Search
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from xgr_runtime import Engine, RuntimeConfig
@@ -37,9 +39,8 @@ pytestmark = pytest.mark.e2e
 VOCAB = 64
 SMALL = LimitsConfig(max_prompt_tokens=48, max_beam_width=64, max_num_results=2048)
 # Two requests fill a batch, so nothing depends on how fast this machine is.
-PAIRS = SchedulerConfig(
-    max_batch_histories=2, max_batch_tokens=96, max_batch_rows=128, max_wait_ms=1000.0
-)
+PAIRS = SchedulerConfig(max_batch_histories=2, max_batch_tokens=96, max_batch_rows=128)
+MAX_WAIT_MS = 1000.0
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +58,10 @@ def config(tmp_path_factory: pytest.TempPathFactory, oracle: Oracle) -> RuntimeC
     return make_config(
         oracle.folder, {"main": file}, limits=SMALL, scheduler=PAIRS, allow_reference=True
     )
+
+
+def started(config: RuntimeConfig, device: StrictDevice) -> AbstractContextManager[Engine]:
+    return started_patient(make_engine(config, device), MAX_WAIT_MS)
 
 
 def pair(oracle: Oracle, tag: str, normalization: Normalization, seed: int) -> list[RecRequest]:
@@ -97,7 +102,7 @@ def test_the_engine_runs_under_the_rules(
     oracle: Oracle, config: RuntimeConfig, is_graph_per_round: bool
 ) -> None:
     device = StrictDevice(is_graph_per_round=is_graph_per_round)
-    with make_engine(config, device) as engine:
+    with started(config, device) as engine:
         recording = record_batches(engine)
         for normalization in NORMALIZATIONS:
             before = engine.worker.graphs.num_captures
@@ -131,7 +136,7 @@ def test_replay_equals_capture_bit_by_bit(
     oracle: Oracle, config: RuntimeConfig, is_graph_per_round: bool
 ) -> None:
     device = StrictDevice(is_graph_per_round=is_graph_per_round)
-    with make_engine(config, device) as engine:
+    with started(config, device) as engine:
         recording = record_batches(engine)
         outputs = []
         for run in range(3):
@@ -151,7 +156,7 @@ def test_replay_equals_capture_bit_by_bit(
 def test_a_changed_address_is_noticed(oracle: Oracle, config: RuntimeConfig) -> None:
     """The check behind the two tests above: a level's array that moves makes the replay fail."""
     device = StrictDevice()
-    with make_engine(config, device) as engine:
+    with started(config, device) as engine:
         engine.recommend(pair(oracle, "before", "vocab", 1))
         engine.runner.state.codes_LN = engine.runner.state.codes_LN.clone()
         with pytest.raises(RuleBroken, match="changed input address"):
@@ -163,7 +168,7 @@ def test_another_version_in_the_same_slot(
 ) -> None:
     """Slots are filled again with other items and then with other tokens: graphs never see the version before."""
     device = StrictDevice()
-    with make_engine(config, device) as engine:
+    with started(config, device) as engine:
         recording = record_batches(engine)
         run_and_check(engine, recording, oracle, pair(oracle, "v1", "vocab", 0))
         tables = [oracle.catalog.token_of, oracle.catalog.token_of]
@@ -186,7 +191,7 @@ def test_loading_beside_a_running_segment(
 ) -> None:
     """A load's copies are another thread's business; they break no rule of the batch that runs meanwhile."""
     device = StrictDevice()
-    with make_engine(config, device) as engine:
+    with started(config, device) as engine:
         recording = record_batches(engine)
         errors: list[BaseException] = []
 
@@ -242,7 +247,7 @@ def test_replay_equals_eager_bit_by_bit(oracle: Oracle, config: RuntimeConfig) -
     )
     answers = []
     for device in devices:
-        with make_engine(config, device) as engine:
+        with started(config, device) as engine:
             for turn in range(4):
                 requests = [request_of(f"{turn} {i}", ids[i : i + 3], search) for i in (0, 5)]
                 answers.append(engine.recommend(requests))

@@ -6,6 +6,7 @@ product, `Recording` turns the product's batches back into prefixes and scores t
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ from xgr_runtime.xschedule.engine import Engine
 from xgr_runtime.xschedule.results import beam_levels
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     import numpy.typing as npt
@@ -115,6 +116,18 @@ def make_engine(config: RuntimeConfig, device: Device | None = None) -> Engine:
     if is_fused and config.cache.page_size_tokens == CacheConfig().page_size_tokens:
         config = replace(config, cache=replace(config.cache, page_size_tokens=128))
     return Engine.from_config(config, device)
+
+
+@contextmanager
+def started_patient(engine: Engine, max_wait_ms: float) -> Iterator[Engine]:
+    """A started engine that holds a request back that long for others that fit into its batch.
+
+    Its start runs a request for each catalogue, which would wait as long, so it is told only then.
+    """
+    with engine:
+        scheduler = engine._scheduler
+        scheduler._config = replace(scheduler._config, max_wait_ms=max_wait_ms)
+        yield engine
 
 
 @dataclass
