@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tests.xschedule.running import TIMEOUT_S, is_idle, wait_until
-from xgr_runtime.types import RecRequest
+from xgr_runtime.types import RecRequest, Rules, Search
 
 if TYPE_CHECKING:
     import pytest
@@ -34,7 +34,10 @@ def test_cancelled_requests_are_let_go_while_the_intake_is_busy(
     intake = dataclasses.replace(engine._intake)
     object.__setattr__(intake, "prepare", slow)
     monkeypatch.setattr(engine, "_intake", intake)
-    first = engine.submit_future(RecRequest("first", history_item_ids=np.zeros(0, np.int64)))
+    excluding = Search(rules=Rules(exclude_history=True))  # none that the loop would prepare itself
+    first = engine.submit_future(
+        RecRequest("first", history_item_ids=np.zeros(0, np.int64), searches=(excluding,))
+    )
     assert is_busy.wait(TIMEOUT_S)
     held = []
     for number in range(500):  # many more than the queue holds at once

@@ -1,7 +1,8 @@
 """The engine: one model on one device. It queues requests, runs batches on its own thread, resolves futures.
 
 Requests are prepared (checked, rendered, rules resolved) on an intake thread, so neither the caller's event loop nor
-the device waits for a new tag expression. The device belongs to the loop thread, see `engine_loop`.
+the device waits for a new tag expression; quick ones on the loop thread while it has nothing to do. The device belongs to the
+loop thread, see `engine_loop`.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ from xgr_runtime.types import RecRequest, RecResult, Search
 from xgr_runtime.xschedule.catalogs import LoadedCatalog
 from xgr_runtime.xschedule.engine_loop import EngineLoop, OnBatch
 from xgr_runtime.xschedule.engine_stats import EngineStats, describe
-from xgr_runtime.xschedule.intake_thread import IntakeThread
+from xgr_runtime.xschedule.intake_thread import Given, IntakeThread, is_quick
 from xgr_runtime.xschedule.request import RequestState, settle
 from xgr_runtime.xschedule.totals import Totals
 
@@ -161,7 +162,7 @@ class Engine(EngineLoop):
             # Cancelled requests stay in the queue until the intake thread comes to them, in any number: emptied.
             asked = [request]
             # Inside the lock, where `close` sets its flag and closes the queue.
-            self._intake_thread.put(asked, future, time.monotonic())
+            self._give((asked, future, time.monotonic()), request)
 
         def on_end(_: object) -> None:
             asked.clear()
@@ -169,6 +170,14 @@ class Engine(EngineLoop):
 
         future.add_done_callback(on_end)
         return future
+
+    def _give(self, given: Given, request: RecRequest) -> None:
+        """To the loop where that waits for requests and this one is quick, else to the intake thread; with the lock."""
+        if self._is_taking and not self.warm_up.is_pending and is_quick(request):
+            self._given.append(given)
+            self._wake.notify_all()
+        else:
+            self._intake_thread.put(given)
 
     def recommend(self, requests: Sequence[RecRequest]) -> list[RecResult]:
         """Answer requests in order, blocking. More than the queue holds are fed as it empties."""

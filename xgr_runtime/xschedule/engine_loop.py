@@ -9,6 +9,7 @@ import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from xgr_runtime.xschedule.batch import Batch, BatchOutput
 from xgr_runtime.xschedule.engine_parts import build_parts
 from xgr_runtime.xschedule.forecast import LEAD_S, Forecast
 from xgr_runtime.xschedule.in_flight import InFlight, Issued, Running
+from xgr_runtime.xschedule.intake_thread import Asked, Given, prepare_one
 from xgr_runtime.xschedule.kernel_search import STEP_S
 from xgr_runtime.xschedule.request import RequestState, settle
 from xgr_runtime.xschedule.results import build_results
@@ -73,6 +75,10 @@ class EngineLoop:
         self._intake, self._scheduler = parts.intake, parts.scheduler
         self._wake = threading.Condition()
         self._num_coming = 0  # requests that are being prepared
+        self._is_taking = (
+            False  # whether the loop waits for requests, and prepares quick ones itself
+        )
+        self._given: deque[Given] = deque()
         self._totals = Totals()
         self._running = Running()
         self._in_flight = InFlight(config.scheduler.max_batches_in_flight)
@@ -85,6 +91,7 @@ class EngineLoop:
     def _loop(self) -> None:
         try:
             while not self._is_closed:
+                self._prepare_given()
                 for issued in self._in_flight.take_finished():
                     self._complete(issued)
                 self._capture_more()
@@ -100,6 +107,16 @@ class EngineLoop:
                 self._give_up()
             finally:
                 self._fail(error)
+        finally:
+            self._prepare_given()  # the engine is closed or has failed: refused
+
+    def _prepare(self, asked: Asked, future: "Future[RecResult]", arrival_s: float) -> None:
+        raise NotImplementedError  # the engine's
+
+    def _prepare_given(self) -> None:
+        """Prepare what was given to this thread."""
+        while self._given:
+            prepare_one(self._prepare, self._given.popleft())
 
     def _capture_more(self) -> None:
         """One step of the captures that somebody waits for, with no batch on the way but while kernels are compiled."""
@@ -125,8 +142,12 @@ class EngineLoop:
             if not expired:
                 scheduled = self._scheduler.schedule(now, is_draining=self._is_draining)
                 if scheduled is not None:
+                    self._is_taking = False
                     self._running.add(scheduled)
                     return scheduled
+                if self._given:
+                    return None
+                self._is_taking = is_idle
                 wait_s = self._scheduler.wait_s(now) if is_idle else self._poll_s(now)
                 if self.warm_up.is_compiling:
                     wait_s = STEP_S if wait_s is None else min(wait_s, STEP_S)
@@ -255,6 +276,7 @@ class EngineLoop:
     def _fail(self, error: BaseException) -> None:
         """Fail everything that waits, and what was running when the loop died; used when the loop ends."""
         with self._wake:
+            self._is_taking = False
             if not isinstance(error, EngineClosed):
                 self._failure = error
             states = [*self._running.take_all(), *self._scheduler.take_all()]

@@ -1,7 +1,11 @@
-"""The thread that prepares requests, in the order in which they came.
+"""Where requests are prepared: on a thread of their own, in the order in which they came, so that whatever a tag expression or
+a long list of exclusions takes holds up neither the caller nor the device.
 
 A pool of one thread would do, but makes a future, a lock and a work item of its own for every request; here callers wait for
 that.
+
+A request that takes microseconds (`is_quick`) is better off on the engine's loop while that has nothing to do: it is handed
+from thread to thread once less, which takes longer than to prepare it.
 """
 
 import logging
@@ -10,7 +14,9 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeAlias
 
-from xgr_runtime.types import RecRequest, RecResult
+import numpy as np
+
+from xgr_runtime.types import RecRequest, RecResult, Rules, Search
 from xgr_runtime.xschedule.request import settle
 
 if TYPE_CHECKING:
@@ -18,8 +24,45 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+QUICK_ENTRIES = 8192  # of a history
 Asked: TypeAlias = list[RecRequest]
+# The request, unless it was cancelled; its future; when it came, of time.monotonic().
+Given: TypeAlias = "tuple[Asked, Future[RecResult], float]"
 Prepare: TypeAlias = Callable[[Asked, "Future[RecResult]", float], None]
+
+
+def is_quick(request: RecRequest) -> bool:
+    """Whether preparing a request, checked or not, takes microseconds: a history as an array, no rules of its own."""
+    history = (
+        request.prompt_token_ids if request.history_item_ids is None else request.history_item_ids
+    )
+    if not isinstance(history, np.ndarray) or history.size > QUICK_ENTRIES:
+        return False
+    if request.history_keys is not None or request.history_sids is not None:
+        return False
+    searches: object = request.searches
+    if not isinstance(searches, tuple) or len(searches) != 1:
+        return False
+    return isinstance(searches[0], Search) and _is_nothing(searches[0].rules)
+
+
+def _is_nothing(rules: object) -> bool:
+    """Whether these are rules that let everything pass."""
+    if not isinstance(rules, Rules) or rules.exclude_history is not False:
+        return False
+    named = (rules.require, rules.exclude_tags, rules.exclude_item_ids, rules.exclude_keys)
+    return all(isinstance(names, tuple) and not names for names in named)
+
+
+def prepare_one(prepare: Prepare, given: Given) -> None:
+    """Whatever it raises, requests behind it are not to wait for ever, nor is whoever asked."""
+    _, future, _ = given
+    try:
+        prepare(*given)
+    except Exception as error:
+        logger.exception("a request could not be prepared")
+        if not future.done():
+            settle(future, error)
 
 
 class IntakeThread:
@@ -27,14 +70,14 @@ class IntakeThread:
 
     def __init__(self, prepare: Prepare) -> None:
         self._prepare = prepare
-        self._given: SimpleQueue[tuple[Asked, Future[RecResult], float] | None] = SimpleQueue()
+        self._given: SimpleQueue[Given | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="xgr-intake", daemon=True)
 
-    def put(self, asked: Asked, future: "Future[RecResult]", arrival_s: float) -> None:
+    def put(self, given: Given) -> None:
         """Prepare a request after all that were given before."""
         if self._thread.ident is None:
             self._thread.start()
-        self._given.put((asked, future, arrival_s))
+        self._given.put(given)
 
     def close(self) -> None:
         """Nothing is given any more; may be called twice."""
@@ -47,13 +90,5 @@ class IntakeThread:
 
     def _run(self) -> None:
         while (given := self._given.get()) is not None:
-            asked, future, arrival_s = given
-            try:
-                self._prepare(asked, future, arrival_s)
-            except Exception as error:
-                # Requests behind it are not to wait for ever, nor is whoever asked.
-                logger.exception("a request could not be prepared")
-                if not future.done():
-                    settle(future, error)
-            # The last request is not kept until the next one comes.
-            del given, asked, future
+            prepare_one(self._prepare, given)
+            del given  # not kept until the next one comes

@@ -1,0 +1,217 @@
+"""Which thread prepares a request, and that nobody is lost between the two."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from tests.helpers.engines import request_of
+from tests.xschedule.running import TIMEOUT_S, Gate, history, is_idle, wait_until
+from xgr_runtime.errors import EngineClosed, InvalidRequest
+from xgr_runtime.types import RecRequest, Rules, Search
+from xgr_runtime.xschedule.intake_thread import QUICK_ENTRIES, is_quick
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.helpers.engines import Oracle
+    from xgr_runtime import Engine
+
+LOOP, INTAKE = "xgr-engine", "xgr-intake"
+IDS = np.arange(3)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"history_item_ids": IDS},
+        {"prompt_token_ids": IDS},
+        {"prompt_token_ids": np.zeros(QUICK_ENTRIES, np.int64)},
+        {"history_item_ids": IDS, "searches": (Search(beam_width=3, rules=Rules()),)},
+    ],
+)
+def test_quick(options: dict[str, Any]) -> None:
+    assert is_quick(RecRequest(**options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"history_item_ids": [1, 2]},
+        {"history_keys": ("a",)},
+        {"history_sids": np.zeros((1, 3), np.uint32)},
+        {"history_item_ids": IDS, "history_keys": ("a",)},
+        {"prompt_token_ids": np.zeros(QUICK_ENTRIES + 1, np.int64)},
+        {"history_item_ids": IDS, "searches": ()},
+        {"history_item_ids": IDS, "searches": None},
+        {"history_item_ids": IDS, "searches": (Search(), Search())},
+        {"history_item_ids": IDS, "searches": ("search",)},
+        *(
+            {"history_item_ids": IDS, "searches": (Search(rules=rules),)}  # type: ignore[arg-type]
+            for rules in (
+                None,
+                Rules(require=(("tag",),)),
+                Rules(exclude_tags=("tag",)),
+                Rules(exclude_item_ids=(1,)),
+                Rules(exclude_item_ids=np.zeros(2, np.int64)),
+                Rules(exclude_keys=("key",)),
+                Rules(exclude_keys="key"),  # type: ignore[arg-type]
+                Rules(exclude_history=True),
+                Rules(exclude_history=np.zeros(2, bool)),  # type: ignore[arg-type]
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_not_quick(options: dict[str, Any]) -> None:
+    """Also of what no check has seen yet."""
+    assert not is_quick(RecRequest(**options))
+
+
+@pytest.fixture
+def prepared_by(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The thread that prepared each request."""
+    names: dict[str, str] = {}
+
+    def note(request: RecRequest) -> None:
+        names[request.request_id] = threading.current_thread().name
+
+    before_intake(engine, monkeypatch, note)
+    return names
+
+
+def before_intake(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, call: Callable[[RecRequest], None]
+) -> None:
+    prepare, intake = engine._intake.prepare, dataclasses.replace(engine._intake)
+
+    def prepare_after(request: RecRequest, now: float) -> Any:
+        call(request)
+        return prepare(request, now)
+
+    object.__setattr__(intake, "prepare", prepare_after)
+    monkeypatch.setattr(engine, "_intake", intake)
+
+
+def excluding(oracle: Oracle, name: str) -> RecRequest:
+    """One that is not quick."""
+    return request_of(name, history(oracle), Search(rules=Rules(exclude_history=True)))
+
+
+def test_the_loop_prepares_what_is_quick_while_it_waits(
+    engine: Engine, gate: Gate, oracle: Oracle, prepared_by: dict[str, str]
+) -> None:
+    wait_until(lambda: engine._is_taking)
+    futures = [engine.submit_future(request_of("waiting", history(oracle)))]
+    gate.wait_for_batch()  # the loop is held there
+    futures.append(engine.submit_future(request_of("at work", history(oracle))))
+    wait_until(lambda: engine._scheduler.num_queued == 1)
+    gate.open()
+    for future in futures:
+        future.result(TIMEOUT_S)
+    wait_until(lambda: engine._is_taking)
+    engine.submit_future(excluding(oracle, "rules")).result(TIMEOUT_S)
+    assert prepared_by == {"waiting": LOOP, "at work": INTAKE, "rules": INTAKE}
+
+
+def test_a_quick_request_overtakes_one_that_takes_long(
+    engine: Engine, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_free, is_busy = threading.Event(), threading.Event()
+
+    def hold(request: RecRequest) -> None:
+        if request.request_id == "long":
+            is_busy.set()
+            assert is_free.wait(TIMEOUT_S)
+
+    before_intake(engine, monkeypatch, hold)
+    slow = engine.submit_future(excluding(oracle, "long"))
+    assert is_busy.wait(TIMEOUT_S)
+    wait_until(lambda: engine._is_taking)
+    assert engine.submit_future(request_of("quick", history(oracle))).result(TIMEOUT_S)
+    assert not slow.done()
+    is_free.set()
+    assert slow.result(TIMEOUT_S)
+
+
+def test_quick_requests_that_come_together_share_a_batch(
+    engine: Engine, gate: Gate, oracle: Oracle, prepared_by: dict[str, str]
+) -> None:
+    """Also with no patience at all, and with one among them that is refused."""
+    wait_until(lambda: engine._is_taking)
+    with engine._wake:  # the loop wakes up when all of them are there
+        first = engine.submit_future(request_of("a", history(oracle)))
+        bad = engine.submit_future(request_of("bad", [-1], on_unknown="error"))
+        second = engine.submit_future(request_of("b", history(oracle, 5)))
+    gate.open()
+    assert first.result(TIMEOUT_S).request_id == "a"
+    assert second.result(TIMEOUT_S).request_id == "b"
+    assert isinstance(bad.exception(TIMEOUT_S), InvalidRequest)
+    assert [batch.request_ids for batch in gate.batches] == [("a", "b")]
+    assert set(prepared_by.values()) == {LOOP}
+    wait_until(lambda: is_idle(engine))
+
+
+def test_cancelled_before_the_loop_comes_to_it(
+    engine: Engine, oracle: Oracle, prepared_by: dict[str, str]
+) -> None:
+    wait_until(lambda: engine._is_taking)
+    with engine._wake:
+        gone = engine.submit_future(request_of("gone", history(oracle)))
+        mate = engine.submit_future(request_of("mate", history(oracle)))
+        assert gone.cancel()
+    assert mate.result(TIMEOUT_S)
+    assert prepared_by == {"mate": LOOP}
+    wait_until(lambda: is_idle(engine))
+    assert engine._num_coming == 0
+
+
+def test_closing_refuses_what_the_loop_was_given(engine: Engine, oracle: Oracle) -> None:
+    wait_until(lambda: engine._is_taking)
+    with engine._wake:
+        futures = [engine.submit_future(request_of("r", history(oracle))) for _ in range(3)]
+        assert engine._given, "the loop has them"
+        engine._is_draining = engine._is_closed = True  # as `close` does, before it joins the loop
+    engine.close()
+    for future in futures:
+        assert isinstance(future.exception(TIMEOUT_S), EngineClosed)
+    assert not engine._given
+    assert is_idle(engine)
+
+
+def test_a_loop_that_dies_refuses_what_it_was_given(
+    engine: Engine, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("the scheduler is broken")
+
+    wait_until(lambda: engine._is_taking)
+    with engine._wake:
+        monkeypatch.setattr(engine._scheduler, "expire", fail)
+        futures = [engine.submit_future(request_of("r", history(oracle))) for _ in range(2)]
+    for future in futures:
+        assert isinstance(future.exception(TIMEOUT_S), EngineClosed)
+    with pytest.raises(EngineClosed):
+        engine.submit_future(request_of("late", history(oracle)))
+
+
+def test_what_a_preparation_should_not_raise_reaches_the_caller(
+    engine: Engine, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the threads go on."""
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "_prepare", fail)  # of the loop; the other thread keeps the method
+        wait_until(lambda: engine._is_taking)
+        broken = engine.submit_future(request_of("broken", history(oracle)))
+        assert isinstance(broken.exception(TIMEOUT_S), ZeroDivisionError)
+    engine._expect_company(-1)  # what the broken one did not get to
+    assert engine.submit_future(request_of("next", history(oracle))).result(TIMEOUT_S)
