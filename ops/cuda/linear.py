@@ -23,6 +23,11 @@ those before it (room: of all products of hidden size 2,048, of these alone of 1
 | 1,024, 128 | 34.7 | 34.7 | 35.9 / 36.3 | 32.9 |
 | 1,024, 32 | 27.6 | 27.2 | 26.9 / 27.6, 8 parts | 27.1 |
 
+Of two row tiles the sums are more programs than there are cores, and products that leave no room are faster: a layer of hidden
+size 1,024, 256 rows, takes 45.8 us with room and 44.4 without. More programs than nearly all cores pay where a part is long
+enough: of hidden size 2,048, 128 rows, 6,144 inputs in 4 parts of 24 steps take the layer from 54.2 us to 53.5, but 2,048
+inputs in 4 parts from 54.9 to 55.7, and of hidden size 1,024, 256 rows, 3,072 inputs in 4 parts from 44.7 to 45.3.
+
 Asking for weights of products to come, into the L2 cache, from the kernels that run before them takes longer wherever it is
 done. A layer of hidden size 2,048, 128 and 32 rows, us: 54.6 and 44.6 without; 56.0 and 44.9 where the kernel behind the
 product of queries asks for the attention's output weight, 60.0 and 50.4 for half of the gate's too; 57.9 and 46.2 where
@@ -50,7 +55,7 @@ from xgr_runtime.hal.ops.linear import linear_add_rms_norm
 from xgr_runtime.hal.registry import OpSpec, impl
 
 from ..triton.launch import check_rows_dense, next_power_of_two, row_elements
-from .hopper import BYTES_ON_CHIP, MOST_CORES, WARPGROUP_ROWS
+from .hopper import BYTES_ON_CHIP, MOST_CORES, NUM_CORES, WARPGROUP_ROWS
 from .launch_rules import RULES, why_row_refused
 from .linear_kernels import add_parts_rms_norm_kernel, stream_norm_kernel
 from .matmul_warp import WarpTiles, launch_warp_parts, why_warps_refused
@@ -61,6 +66,7 @@ COLUMNS, INPUTS = 64, 64  # of a tile
 MOST_PARTS = 8  # of wide tiles
 SUM_WARPS = 16  # a row each: few elements of many parts a thread, which are all asked for at once
 LEAST_TILES = 32  # below that, rows of a tile are halved rather than parts of the inner dim added
+LEAST_STEPS = 24  # tiles of inputs of a part, where parts are so many that every core has a program
 LEAST_ROWS_IN_PLACE = 1024  # of 512 it takes a layer of hidden size 1,024 from 70 us to 72
 
 
@@ -101,10 +107,18 @@ def _in_parts(num_rows: int, num_outputs: int, num_inputs: int, columns: int) ->
     num_tiles = -(-num_rows // rows) * column_tiles
     steps = -(-num_inputs // INPUTS)
     # more programs read no faster, and more parts are more to write and to add up
-    most_parts = max(1, min(MOST_CORES // num_tiles, steps))
-    parts = next(parts for parts in range(most_parts, 0, -1) if steps % parts == 0)
+    parts = _most_parts(steps, MOST_CORES // num_tiles)
+    if warpgroups == 2:
+        on_all = _most_parts(steps, NUM_CORES // num_tiles)
+        parts = on_all if steps // on_all >= LEAST_STEPS else parts
     stages = BYTES_ON_CHIP // ((rows + columns) * INPUTS * 2)
-    return WarpTiles(warpgroups, columns, INPUTS, stages, parts=parts, is_light=True)
+    is_light = num_rows <= NUM_CORES  # else not every core has one row's sum at most
+    return WarpTiles(warpgroups, columns, INPUTS, stages, parts=parts, is_light=is_light)
+
+
+def _most_parts(steps: int, most: int) -> int:
+    """The largest number of equal parts up to `most`, 1 at least."""
+    return next(parts for parts in range(max(1, min(most, steps)), 0, -1) if steps % parts == 0)
 
 
 @impl(linear_add_rms_norm, provider="gluon", device="cuda", accepts=_accepts)

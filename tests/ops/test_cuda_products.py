@@ -6,6 +6,7 @@ the same inputs give the same bits every time.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -135,12 +136,47 @@ def test_many_rows_are_added_where_the_stream_lies(rows: int, name: str) -> None
     assert resolve(linear_add_rms_norm, spec, allow_reference=False).provider == name
 
 
+# hidden size, rows: columns and warpgroups of a tile, stages, parts, whether it leaves room
+CHOSEN = {
+    (1024, 32): {"out": (128, 1, 8, 8, True), "down": (64, 1, 12, 6, True), "gate": (64, 1, 8, 1, False)},
+    (1024, 64): {"out": (128, 1, 8, 8, True), "down": (64, 1, 12, 6, True), "gate": (64, 1, 8, 1, False)},
+    (1024, 128): {"out": (64, 1, 12, 2, True), "down": (64, 1, 12, 3, True), "gate": (32, 2, 8, 1, False)},
+    (1024, 256): {"out": (64, 2, 8, 2, False), "down": (64, 2, 8, 3, False), "gate": (48, 2, 7, 1, True)},
+    (1024, 512): {"gate": (96, 2, 5, 1, False), "pair": (64, 1, 5, 1, False)},
+    (1024, 1024): {"gate": (96, 2, 5, 1, False), "pair": (64, 2, 4, 1, False)},
+    (2048, 32): {"out": (128, 1, 8, 4, True), "down": (128, 1, 8, 6, True), "gate": (48, 1, 10, 1, True)},
+    (2048, 64): {"out": (128, 1, 8, 4, True), "down": (128, 1, 8, 6, True), "gate": (48, 1, 10, 1, True)},
+    (2048, 128): {"out": (64, 2, 8, 2, True), "down": (64, 2, 8, 4, True), "gate": (48, 2, 7, 1, True)},
+    (2048, 256): {"gate": (96, 2, 5, 1, False), "pair": (64, 1, 5, 1, True)},
+}  # fmt: skip
+
+
+@on_gpu
+@pytest.mark.parametrize(("hidden", "num_rows"), CHOSEN)
+def test_products_are_cut_as_measured(hidden: int, num_rows: int) -> None:
+    """The attention has 2,048 outputs, the feed-forward layer three times the hidden size."""
+    load_providers("cuda")
+    linear, matmul, stream = (
+        import_module(f"xgr_ops.cuda.{name}") for name in ("linear", "matmul", "stream")
+    )
+    chosen = {
+        "out": linear.tiles_in_parts(num_rows, hidden, 2048),
+        "down": linear.tiles_in_parts(num_rows, hidden, 3 * hidden),
+        "gate": matmul.gated_tiles(num_rows, 3 * hidden),
+        "pair": stream.add_tiles(num_rows, hidden),
+    }
+    for what, expected in CHOSEN[hidden, num_rows].items():
+        it = chosen[what]
+        columns = it.columns + it.more
+        assert (columns, it.warpgroups, it.stages, it.parts, it.is_light) == expected, what
+
+
 @on_gpu
 @pytest.mark.parametrize(
     ("num_rows", "size", "name"),
     [
-        *((rows, 1024, "gluon") for rows in (1, 63, 65, 128, 256, 300, 1030)),
-        *((rows, 2048, "gluon") for rows in (63, 65)),
+        *((rows, 1024, "gluon") for rows in (1, 63, 65, 128, 200, 256, 300, 1030)),
+        *((rows, 2048, "gluon") for rows in (63, 65, 128)),
         *((rows, 1024, "torch") for rows in (1, 300, 1030)),
     ],
 )
