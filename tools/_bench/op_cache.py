@@ -52,6 +52,11 @@ def linear_rope_write_shared(place: Place, inputs: int) -> OpWork:
     return _with_product(_paged(place, heads_of(place)), inputs)
 
 
+def linear_rope_write_unshared(place: Place, inputs: int, beams: int) -> OpWork:
+    """The product of so many inputs whose keys and values go to the rows of beams."""
+    return _with_product(_Rows(place, heads_of(place), beams), inputs)
+
+
 @dataclass(frozen=True)
 class _Paged:
     """Tokens of histories, stored in pages."""
