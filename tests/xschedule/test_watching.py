@@ -10,6 +10,7 @@ import pytest
 
 from tests.helpers.engines import make_engine
 from xgr_runtime.xschedule.engine_loop import (
+    LATE_S,
     MOST_POLL_S,
     POLL_S,
     WATCH_AFTER_S,
@@ -49,12 +50,15 @@ def end_in(engine: Engine, seconds: float) -> float:
     return now
 
 
-@pytest.mark.parametrize("seconds", [60.0, 1e-2, 1e-3, 2e-4, 1e-4, -1e-3, -60.0])
+@pytest.mark.parametrize(
+    "seconds", [60.0, 1e-2, 1e-3, 2e-4, 1.1 * WATCH_BEFORE_S, -1.1 * WATCH_AFTER_S, -1.0]
+)
 def test_far_from_the_end_the_loop_sleeps(idle: Engine, seconds: float) -> None:
     wait_s = idle._poll_s(end_in(idle, seconds))
     assert POLL_S <= wait_s <= MOST_POLL_S
     if seconds > 0:
-        assert wait_s <= max(POLL_S, seconds / 2), "it does not sleep past the end"
+        assert wait_s <= max(POLL_S, (seconds - LATE_S) / 2)
+        assert wait_s + LATE_S < seconds, "it does not sleep past the end"
 
 
 @pytest.mark.parametrize("seconds", [0.9 * WATCH_BEFORE_S, 0.0, -0.9 * WATCH_AFTER_S])

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from select import select
 from typing import TYPE_CHECKING
 
 from xgr_runtime.config import RuntimeConfig
@@ -37,11 +38,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OnBatch = Callable[[Batch, BatchOutput], None]
-POLL_S = 2e-5  # the system makes a few times that of it
+POLL_S = 2e-5
+LATE_S = 8e-5  # about what the system adds to every sleep
 MOST_POLL_S = 5e-4  # however far the end is said to be
-# Asked without a pause from so long before its time to so long after it, which leaves room for the copies that are no part of
-# that time: a thread that sleeps would be up to a tenth of a millisecond late, a fiftieth of a short batch.
-WATCH_BEFORE_S, WATCH_AFTER_S = 5e-5, 1.5e-4
+# Asked without a pause from so long before its time, so that no sleep goes past it, to so long after, since the copies of a batch
+# are no part of that time. A sleeping thread would answer late by most of LATE_S, a fiftieth of a short batch.
+WATCH_BEFORE_S, WATCH_AFTER_S = 1e-4, 1.5e-4
 
 
 class EngineLoop:
@@ -168,7 +170,7 @@ class EngineLoop:
         left_s = self._forecast.oldest_end_s() - now
         if -WATCH_AFTER_S < left_s < WATCH_BEFORE_S:
             return 0.0
-        return min(max((left_s - WATCH_BEFORE_S) / 2, POLL_S), MOST_POLL_S)
+        return min(max((left_s - WATCH_BEFORE_S - LATE_S) / 2, POLL_S), MOST_POLL_S)
 
     def _watch_oldest(self) -> None:
         """Until the oldest batch is done or late, or a request is queued."""
@@ -177,7 +179,9 @@ class EngineLoop:
         while time.monotonic() < end_s and not oldest.pending.is_done():
             if self._scheduler.num_queued != num_queued:
                 return
-            time.sleep(0)  # whoever prepares requests may have the interpreter
+            select(
+                (), (), (), 0
+            )  # returns at once, and whoever prepares requests may have the interpreter
 
     def _issue(self, scheduled: Scheduled) -> None:
         """Give a batch to the device. One that fails fails its own requests only, a lost device all."""
