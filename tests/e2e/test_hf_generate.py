@@ -43,11 +43,26 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 T = TOLERANCES[torch.float32].same_answer
-NUM_USERS = 200
 WIDTHS = (20, 50)
 USERS_PER_GENERATE = 25
-OFFICE_EPOCHS = 5
 OFFICE_ITEMS = 10  # histories of the data set hold at most ten items
+
+
+@dataclass(frozen=True)
+class Size:
+    """How many users are asked about, and how long a model is trained for them."""
+
+    num_users: int
+    epochs: int
+
+
+both_sizes = pytest.mark.parametrize(
+    "size",
+    [
+        pytest.param(Size(50, 1), id="50 users"),
+        pytest.param(Size(200, 5), id="200 users", marks=pytest.mark.slow),
+    ],
+)
 
 
 @dataclass(frozen=True)
@@ -60,17 +75,18 @@ class Trained:
     max_history_items: int
 
 
-def demo() -> Trained:
-    """The demo's committed checkpoint; every fourth MovieLens user without the last item."""
+def demo(num_users: int) -> Trained:
+    """The demo's committed checkpoint; MovieLens users from all over the list without the last item."""
     sids = read_items(ITEMS_PATH)
     tokens = contiguous_tokens([NUM_CODES] * NUM_LEVELS, FIRST_CODE_TOKEN)
     catalog = Catalog(tuple(Item(item, sid) for item, sid in sids.items()), tokens)
-    users = list(load_sequences().values())[::4][:NUM_USERS]
+    sequences = list(load_sequences().values())
+    users = sequences[:: len(sequences) // num_users][:num_users]
     chunk = HyperParameters().template.max_history_items
     return Trained(MODEL_FOLDER, catalog, [user[:-1] for user in users], chunk)
 
 
-def office(data: Path, folder: Path) -> Trained:
+def office(data: Path, folder: Path, size: Size) -> Trained:
     """A small Qwen3 trained on the training and validation rows; histories of the test rows."""
     folder_in = data / "amazon-office"
     items = read_lines(folder_in / "items.jsonl")
@@ -81,9 +97,10 @@ def office(data: Path, folder: Path) -> Trained:
     sequences = [row["items"] for row in read_lines(folder_in / "train.jsonl")]
     sequences += [[*row["history"], row["target"]] for row in read_lines(folder_in / "valid.jsonl")]
     prompts = [prompt_of(catalog, sequence[-OFFICE_ITEMS - 1 :]) for sequence in sequences]
-    train_qwen3(prompts, vocab_size=8 + 3 * 256).save_pretrained(folder)
+    train_qwen3(prompts, 8 + 3 * 256, size.epochs).save_pretrained(folder)
     test = [row["history"] for row in read_lines(folder_in / "test.jsonl")]
-    return Trained(folder, catalog, test[:: len(test) // NUM_USERS][:NUM_USERS], OFFICE_ITEMS)
+    histories = test[:: len(test) // size.num_users][: size.num_users]
+    return Trained(folder, catalog, histories, OFFICE_ITEMS)
 
 
 def read_lines(path: Path) -> list[Any]:
@@ -91,7 +108,7 @@ def read_lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def train_qwen3(prompts: Sequence[Sequence[int]], vocab_size: int) -> Any:
+def train_qwen3(prompts: Sequence[Sequence[int]], vocab_size: int, num_epochs: int) -> Any:
     """Next-token training with fixed seeds on rows of similar length, padded on the right with token 0."""
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
@@ -116,9 +133,9 @@ def train_qwen3(prompts: Sequence[Sequence[int]], vocab_size: int) -> Any:
     by_length = sorted(prompts, key=len)
     batches = [by_length[first : first + 128] for first in range(0, len(by_length), 128)]
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, max_lr=4e-3, total_steps=OFFICE_EPOCHS * len(batches)
+        optimizer, max_lr=4e-3, total_steps=num_epochs * len(batches)
     )
-    for _ in range(OFFICE_EPOCHS):
+    for _ in range(num_epochs):
         for index in rng.permutation(len(batches)):
             batch = batches[index]
             table = torch.zeros(len(batch), max(map(len, batch)), dtype=torch.int64)
@@ -136,7 +153,7 @@ def train_qwen3(prompts: Sequence[Sequence[int]], vocab_size: int) -> Any:
 
 
 def check_against_generate(
-    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: Trained, num_users: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The three answers for every user and width; shares asserted, totals printed."""
     catalog, children = trained.catalog, trained.catalog.children
@@ -144,7 +161,7 @@ def check_against_generate(
         prompt_of(catalog, history[-trained.max_history_items :], (START_TOKEN,))
         for history in trained.histories
     ]
-    assert len(prompts) >= NUM_USERS
+    assert len(prompts) == num_users
     model = load_hf(trained.folder)
     refs = [
         tree_reference(model, prompt, lambda p: children.get(p, ()), catalog.token_of)
@@ -228,17 +245,19 @@ def check_tree_scores(trained: Trained) -> None:
 
 
 @pytest.mark.e2e
-def test_the_demo_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trained = demo()
+@both_sizes
+def test_the_demo_model(size: Size, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trained = demo(size.num_users)
     check_tree_scores(trained)
-    check_against_generate(trained, tmp_path, capsys)
+    check_against_generate(trained, size.num_users, tmp_path, capsys)
 
 
 @pytest.mark.e2e
 @pytest.mark.shared_data
+@both_sizes
 def test_a_model_trained_on_amazon_office(
-    tmp_path: Path, shared_data: Path, capsys: pytest.CaptureFixture[str]
+    size: Size, tmp_path: Path, shared_data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trained = office(shared_data, tmp_path / "model")
+    trained = office(shared_data, tmp_path / "model", size)
     check_tree_scores(trained)
-    check_against_generate(trained, tmp_path, capsys)
+    check_against_generate(trained, size.num_users, tmp_path, capsys)

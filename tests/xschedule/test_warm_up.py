@@ -75,6 +75,12 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RuntimeConfig:
     )
 
 
+@pytest.fixture(scope="module")
+def flat_config(config: RuntimeConfig) -> RuntimeConfig:
+    """The catalogue of two levels alone: far fewer graphs."""
+    return replace(config, catalogs={"flat": config.catalogs["flat"]})
+
+
 @pytest.fixture(scope="module", params=DEVICES)
 def engine(request: pytest.FixtureRequest, config: RuntimeConfig) -> Iterator[Engine]:
     with make_engine(config, StrictDevice(is_graph_per_round=DEVICES[request.param])) as engine:
@@ -179,7 +185,7 @@ def test_nothing_is_captured_in_service_and_a_replay_is_right_to_the_bit(
     """A mix of lengths, widths, rules, catalogues and normalisations; and what close buckets on the CPU give, nearly."""
     graphs = engine.worker.graphs
     num_captures, buckets = graphs.num_captures, set()
-    for seed in range(8):
+    for seed in range(5):
         batch = mixed_batch(engine, seed)
         buckets.add(engine.runner.sizes.of(batch))
         replayed = engine.worker.run(batch)
@@ -344,9 +350,9 @@ def fail_at(engine: Engine, number: int, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_capture_that_fails_at_the_start_ends_the_start(
-    config: RuntimeConfig, monkeypatch: pytest.MonkeyPatch
+    flat_config: RuntimeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = make_engine(config, StrictDevice())
+    engine = make_engine(flat_config, StrictDevice())
     fail_at(engine, 3, monkeypatch)
     with pytest.raises(DeviceError, match="no room for a graph"):
         engine.start()
@@ -381,11 +387,11 @@ class Terminal:
 
 
 def test_progress_is_a_bar_on_a_terminal(
-    config: RuntimeConfig, monkeypatch: pytest.MonkeyPatch
+    flat_config: RuntimeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal = Terminal()
     monkeypatch.setattr(progress, "REDRAW_EVERY_S", 0.0)
-    engine = make_engine(config, StrictDevice())
+    engine = make_engine(flat_config, StrictDevice())
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", terminal)
         engine.start()
@@ -399,12 +405,12 @@ def test_progress_is_a_bar_on_a_terminal(
 
 
 def test_progress_is_a_line_now_and_then_elsewhere(
-    config: RuntimeConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    flat_config: RuntimeConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(progress, "LINE_EVERY_S", 0.05)
     with (
         caplog.at_level(logging.INFO, "xgr_runtime"),
-        make_engine(config, StrictDevice()) as engine,
+        make_engine(flat_config, StrictDevice()) as engine,
     ):
         total = engine.worker.graphs.num_graphs
     lines = [text for text in caplog.messages if text.startswith("capturing graphs")]
@@ -510,16 +516,16 @@ def test_normalisations_without_graphs_have_run_when_an_engine_has_started(
 @pytest.mark.parametrize("kind", DEVICES)
 @pytest.mark.parametrize(("tokens", "rows"), [(64, 4), (32, 64)])
 def test_more_histories_than_a_batch_has_room_for_are_no_obstacle(
-    config: RuntimeConfig, kind: str, tokens: int, rows: int
+    flat_config: RuntimeConfig, kind: str, tokens: int, rows: int
 ) -> None:
     scheduler = replace(
-        config.scheduler, max_batch_histories=64, max_batch_tokens=tokens, max_batch_rows=rows
+        flat_config.scheduler, max_batch_histories=64, max_batch_tokens=tokens, max_batch_rows=rows
     )
     width = min(rows, 4)
     config = replace(
-        config,
+        flat_config,
         limits=LimitsConfig(max_prompt_tokens=32, max_beam_width=width),
-        search=replace(config.search, beam_width=width),
+        search=replace(flat_config.search, beam_width=width),
         scheduler=scheduler,
         buckets=BucketsConfig(histories=(40,), normalizations=()),
     )
