@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from tests.service.world import make_world
 from xgr_runtime.cli import main
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,6 +50,12 @@ def run(*arguments: str | bytes, **options: Any) -> tuple[int, str]:
     return done.returncode, done.stderr.decode()
 
 
+def run_all(commands: Sequence[Sequence[str | bytes]], **options: Any) -> list[tuple[int, str]]:
+    """What came of each command; two at a time, as starting Python and torch takes longest."""
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda command: run(*command, **options), commands))
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_an_output_that_fails_is_one_line_and_exit_code_5(
     target: str, tmp_path: Path, unbuffered: str
@@ -70,11 +77,9 @@ def test_an_output_that_fails_is_one_line_and_exit_code_5(
         (*client, "--input", str(many), "--concurrency", "4"),
     )
     with open("/dev/full", "w") as full:
-        for command in commands:
-            assert run(*command, stdout=full, env={"PYTHONUNBUFFERED": unbuffered}) == (
-                5,
-                "xgr: [Errno 28] No space left on device\n",
-            ), command
+        ends = run_all(commands, stdout=full, env={"PYTHONUNBUFFERED": unbuffered})
+    for command, end in zip(commands, ends, strict=True):
+        assert end == (5, "xgr: [Errno 28] No space left on device\n"), command
 
 
 def test_a_server_that_cannot_say_where_it_listens_ends(tmp_path: Path) -> None:
@@ -148,8 +153,8 @@ def test_bytes_that_are_no_text_and_few_characters_are_one_line(target: str) -> 
         (("serve", "--config", b"\xff.yaml"), 2, "cannot read"),
         (("\x1b[31m",), 2, "\\x1b[31m"),
     )
-    for arguments, expected, text in cases:
-        code, errors = run(*arguments)
+    ends = run_all([arguments for arguments, _, _ in cases])
+    for (arguments, expected, text), (code, errors) in zip(cases, ends, strict=True):
         assert code == expected, (arguments, errors)
         assert text in errors, (arguments, errors)
         assert "Traceback" not in errors

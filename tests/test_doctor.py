@@ -8,6 +8,7 @@ import platform
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,8 @@ def run(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 def test_the_command_prints_the_same_as_a_table_and_as_json() -> None:
     """Both read from outside: every fact of the JSON object stands in the table."""
-    as_json, as_table = run(["doctor", "--json"]), run(["doctor"])
+    with ThreadPoolExecutor(2) as pool:
+        as_json, as_table = pool.map(run, (["doctor", "--json"], ["doctor"]))
     assert (as_json.returncode, as_json.stderr) == (0, "")
     assert (as_table.returncode, as_table.stderr) == (0, "")
     report, lines = json.loads(as_json.stdout), as_table.stdout.splitlines()

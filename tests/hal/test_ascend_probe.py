@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -351,14 +352,18 @@ def broken_backend(folder: Path) -> Path:
 
 def test_the_command_survives_a_backend_that_breaks_torch(tmp_path: Path) -> None:
     folder = broken_backend(tmp_path)
-    alone = run(folder, "-c", "import torch")
+    xgr = ("-m", "xgr_runtime.cli")
+    commands = (
+        ("-c", "import torch"),
+        (*xgr, "doctor"),
+        (*xgr, "serve", "--config", "demo", "--port", "0", "--device", "npu"),
+    )
+    with ThreadPoolExecutor(2) as pool:
+        alone, table, done = pool.map(lambda command: run(folder, *command), commands)
     assert alone.returncode == 1, "the situation"
     assert "Failed to load the backend extension: torch_npu" in alone.stderr
-    xgr = ("-m", "xgr_runtime.cli")
-    table = run(folder, *xgr, "doctor")
     assert (table.returncode, table.stderr) == (0, "")
     assert "CANN is not found (libhccl.so)" in table.stdout
-    done = run(folder, *xgr, "serve", "--config", "demo", "--port", "0", "--device", "npu")
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("xgr: DeviceError: device 'npu'")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -177,10 +178,12 @@ def test_the_processes_of_the_checks_do_everything_once() -> None:
 def test_checks_of_real_processes() -> None:
     """Of a provider's cases; of one that is not there nothing."""
     args = argparse.Namespace(device="cpu", dtype="float32", items=1000)
-    assert op_processes.ask_checks(bench_ops.__file__, args, "rms_norm", "wrong name", 60.0) == {
-        "parity": []
-    }
-    found = op_processes.ask_checks(bench_ops.__file__, args, "beam_attention", "parts", 60.0)
+    asked = (("rms_norm", "wrong name"), ("beam_attention", "parts"))
+    with ThreadPoolExecutor(2) as pool:
+        nothing, found = pool.map(
+            lambda names: op_processes.ask_checks(bench_ops.__file__, args, *names, 60.0), asked
+        )
+    assert nothing == {"parity": []}
     assert [(e["op"], e["provider"], e["failed"]) for e in found["parity"]] == [
         ("beam_attention", "parts", 0)
     ]
