@@ -226,3 +226,34 @@ def test_unknown_attributes_are_errors(tmp_path: Path) -> None:
     catalog = build_items(tmp_path / "c", [Item(1, (0,))], (1,))
     with pytest.raises(AttributeError, match="'Catalog' object has no attribute 'colour'"):
         catalog.colour  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize("first", [0, 7, -5, -(2**63), 2**63 - 40])
+@pytest.mark.parametrize("missing", [None, 0, 20, 39])
+def test_consecutive_ids(tmp_path: Path, first: int, missing: int | None) -> None:
+    """And those that are not quite: ids near them, far from them, repeated, in any order."""
+    rng = np.random.default_rng(3)
+    ids = [first + n for n in rng.permutation(40).tolist() if n != missing]
+    file = tmp_path / "items.xgr"
+    sids = rng.integers(0, 3, (len(ids), 2))
+    build_catalog(file, sids=sids, item_ids=ids, num_codes=[3, 3], token_offsets=[0, 3])
+    catalog = Catalog.open(file)
+    position = {item_id: place for place, item_id in enumerate(catalog.item_ids.tolist())}
+    assert set(position) == set(ids)
+    extremes = [-(2**63), 2**63 - 1, 0, 1, -1]
+    asked = [*ids, *(first + n for n in (-1, 40, 41, 20) if abs(first + n) < 2**63), *extremes]
+    found = catalog.positions_of_ids(asked)
+    assert found.tolist() == [position.get(item_id, -1) for item_id in asked]
+    assert found.dtype == np.int64
+    assert catalog.positions_of_ids([]).tolist() == []
+
+
+@given(sources())
+def test_sids_are_the_same_once_it_is_prepared(source: Source) -> None:
+    """Parents are searched before, and looked up then."""
+    catalog = build_source(source)
+    every, all_leaves = np.arange(catalog.num_items), np.arange(catalog.num_sids)
+    before = catalog.sids_of_positions(every), catalog.sids_of_leaves(all_leaves)
+    catalog.prepare()
+    assert np.array_equal(catalog.sids_of_positions(every), before[0])
+    assert np.array_equal(catalog.sids_of_leaves(all_leaves), before[1])

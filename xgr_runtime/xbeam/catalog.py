@@ -200,6 +200,11 @@ class Catalog:
         """
         return tuple(range_numbers(level) for level in self.offsets)
 
+    @property
+    def _known_parents(self) -> tuple[NDArray[Any], ...] | None:
+        """`parents` once they are computed: a tool that looks up a few SIDs does without."""
+        return self.__dict__.get("parents")
+
     @cached_property
     def _leaf_of_position(self) -> NDArray[Any]:
         return range_numbers(self.sid_item_offsets)
@@ -229,6 +234,11 @@ class Catalog:
     def positions_of_ids(self, ids: ArrayLike) -> NDArray[np.int64]:
         """The position of each item id (int64 [n]), -1 for unknown ones."""
         wanted = np.asarray(ids, np.int64)
+        first, last = int(self.sorted_ids[0]), int(self.sorted_ids[-1])
+        if last - first == self.num_items - 1:  # consecutive, as row numbers are: nothing to search
+            is_known = (wanted >= first) & (wanted <= last)
+            place = np.where(is_known, wanted, first) - first
+            return np.where(is_known, self.id_order.take(place), -1).astype(np.int64, copy=False)
         order = np.argsort(wanted)  # neighbours in the search then share cache lines
         in_order = wanted[order]
         at = np.minimum(np.searchsorted(self.sorted_ids, in_order), self.num_items - 1)
@@ -258,17 +268,18 @@ class Catalog:
 
     def sids_of_leaves(self, sid_index: ArrayLike) -> NDArray[np.uint32]:
         """The codes of each SID index: uint32 [n, num_levels]."""
-        return leaf_sids(self.trie, _checked(sid_index, self.num_sids, "SID index"))
+        at = _checked(sid_index, self.num_sids, "SID index")
+        return leaf_sids(self.trie, at, self._known_parents)
 
     def sids_of_positions(self, positions: ArrayLike) -> NDArray[np.uint32]:
         """The codes of each item, servable or not: uint32 [n, num_levels]."""
         at = _checked(positions, self.num_items, "position")
         leaves = self.sid_of_positions(at)
         if self.other_sids is None:
-            return leaf_sids(self.trie, leaves)
+            return leaf_sids(self.trie, leaves, self._known_parents)
         result = np.empty((len(at), self.num_levels), np.uint32)
         is_leaf = leaves >= 0
-        result[is_leaf] = leaf_sids(self.trie, leaves[is_leaf])
+        result[is_leaf] = leaf_sids(self.trie, leaves[is_leaf], self._known_parents)
         result[~is_leaf] = self.other_sids[at[~is_leaf] - self.num_servable]
         return result
 

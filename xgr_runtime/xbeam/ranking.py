@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from xgr_runtime.types import Int64Array
 
-_LEAVES_AT_ONCE = 256
+_LEAVES_AT_ONCE = 512
 
 
 @dataclass(frozen=True)

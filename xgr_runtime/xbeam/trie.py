@@ -138,13 +138,21 @@ def find_leaves(trie: Trie, sids: NDArray[Any]) -> NDArray[np.int64]:
     return result
 
 
-def leaf_sids(trie: Trie, leaves: NDArray[Any]) -> NDArray[np.uint32]:
-    """The codes of each SID index: uint32 [n, levels]."""
+def leaf_sids(
+    trie: Trie, leaves: NDArray[Any], parents_of: Sequence[NDArray[Any]] | None = None
+) -> NDArray[np.uint32]:
+    """The codes of each SID index: uint32 [n, levels].
+
+    parents_of: per level the node that each edge starts at, where somebody has computed it: a fifth of the time of a search in
+    the offsets.
+    """
     sids = np.empty((len(leaves), trie.num_levels), np.uint32)
     edges = leaves
     for level in range(trie.num_levels - 1, -1, -1):
-        sids[:, level] = trie.codes[level][edges]
-        if level:
+        sids[:, level] = trie.codes[level].take(edges)
+        if level and parents_of is not None:
+            edges = parents_of[level].take(edges)
+        elif level:
             edges = parents(trie, level, edges)
     return sids
 

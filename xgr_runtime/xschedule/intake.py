@@ -133,7 +133,7 @@ class Intake:
     def _excluded(
         self, search: Search, pinned: "LoadedCatalog", history: RenderedHistory
     ) -> tuple[Int64Array, int]:
-        """Positions of all excluded items, and how many excluded ids and keys are unknown."""
+        """Positions of all excluded items, some of them twice, and how many excluded ids and keys are unknown."""
         rules, catalog = search.rules, pinned.catalog
         by_id = catalog.positions_of_ids(as_int64(rules.exclude_item_ids))
         by_key = catalog.positions_of_keys(list(rules.exclude_keys))
@@ -142,4 +142,4 @@ class Intake:
         parts = [named[named >= 0]]
         if rules.exclude_history:
             parts.append(history.positions)
-        return np.unique(np.concatenate(parts)), num_unknown
+        return np.concatenate(parts), num_unknown

@@ -116,6 +116,8 @@ def _why_no_int64s(values: object) -> str | None:
         return f"must be whole numbers, got {values.dtype}"
     if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
         return f"must be an array or a sequence of whole numbers, got {type(values).__name__}"
+    if set(map(type, values)) == {int} and _INT64.min <= min(values) <= max(values) <= _INT64.max:
+        return None  # as nearly always, and told in a tenth of the time
     wrong = [v for v in values if not (_is_whole(v) and _INT64.min <= v <= _INT64.max)]
     return f"must be 64-bit whole numbers, got {shown(wrong[0])}" if wrong else None
 

@@ -5,8 +5,8 @@ import numpy.typing as npt
 
 from xgr_runtime.errors import printable
 from xgr_runtime.types import RecResult, SearchResult, Timings
-from xgr_runtime.xbeam.catalog import Catalog
 from xgr_runtime.xbeam.ranking import rank_items
+from xgr_runtime.xbeam.trie import leaf_sids
 from xgr_runtime.xschedule.batch import BatchOutput, GroupOutput, SearchGroup
 from xgr_runtime.xschedule.request import RequestState, SearchState
 from xgr_runtime.xschedule.scheduler import Scheduled
@@ -72,7 +72,7 @@ def _build_search_result(
     return SearchResult(
         item_ids=catalog.item_ids.take(ranked.positions).astype(np.int64, copy=False),
         keys=tuple(catalog.keys_of(ranked.positions) or ()) if has_keys else None,
-        sids=_sids_of(catalog, leaves.take(ranked.ranks)),
+        sids=leaf_sids(catalog.trie, leaves.take(ranked.ranks), catalog.parents),
         scores=scores.take(ranked.ranks),
         level_scores=level_scores(output, live.take(ranked.ranks))
         if search.return_level_scores
@@ -102,17 +102,6 @@ def _live_beams(
     if is_live.all():  # the usual case
         return live, leaves, scores
     return live[is_live], leaves[is_live], scores[is_live]
-
-
-def _sids_of(catalog: Catalog, leaves: npt.NDArray[np.integer]) -> npt.NDArray[np.uint32]:
-    """uint32 [n, L]: the codes of SIDs. Up the catalogue's parents, which costs a tenth of its searches by offsets."""
-    sids = np.empty((len(leaves), catalog.num_levels), dtype=np.uint32)
-    edges = leaves
-    for level in range(catalog.num_levels - 1, -1, -1):
-        sids[:, level] = catalog.codes[level].take(edges)
-        if level:
-            edges = catalog.parents[level].take(edges)
-    return sids
 
 
 def level_scores(output: GroupOutput, rows: npt.NDArray[np.integer]) -> npt.NDArray[np.float32]:
