@@ -181,7 +181,7 @@ def test_checks_of_real_processes() -> None:
     asked = (("rms_norm", "wrong name"), ("beam_attention", "parts"))
     with ThreadPoolExecutor(2) as pool:
         nothing, found = pool.map(
-            lambda names: op_processes.ask_checks(bench_ops.__file__, args, *names, 60.0), asked
+            lambda it: op_processes.ask_checks(bench_ops.__file__, args, it[0], it[1], 60.0), asked
         )
     assert nothing == {"parity": []}
     assert [(e["op"], e["provider"], e["failed"]) for e in found["parity"]] == [
