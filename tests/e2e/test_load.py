@@ -108,9 +108,12 @@ def run_storm(
     return counts
 
 
-def test_2000_requests_at_once(world: World, alone: Alone, contents: list[Content]) -> None:
-    counts = run_storm(config_of(world), contents, alone, 2000, seed=2)
-    assert counts["RecResult"] > 800
+@pytest.mark.parametrize("count", [800, pytest.param(2000, marks=pytest.mark.slow)])
+def test_hundreds_of_requests_at_once(
+    world: World, alone: Alone, contents: list[Content], count: int
+) -> None:
+    counts = run_storm(config_of(world), contents, alone, count, seed=2)
+    assert counts["RecResult"] > 0.4 * count
     assert min(counts["CancelledError"], counts["DeadlineExceeded"], counts["NotFound"]) > 5
     assert counts["InvalidRequest"] > 20
     assert counts["Overloaded"] == 0

@@ -21,12 +21,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.helpers.load import Alone, Content, make_contents
 from tests.service.process import ROOT, serving
-from tests.service.servers import running
+from tests.service.servers import is_taken_in, running
 from tests.service.stand_in import StandInEngine
 from tests.service.world import World, make_world
 from xgr_runtime import Engine, RuntimeConfig
 from xgr_runtime.config import ServiceConfig
-from xgr_runtime.errors import EngineClosed, InvalidRequest, XgrError
+from xgr_runtime.errors import EngineClosed, XgrError
 from xgr_runtime.service.catalog_admin_client import CatalogAdminClient
 from xgr_runtime.service.client import AsyncRecommendClient
 from xgr_runtime.service.client_output import status_name
@@ -119,12 +119,6 @@ class Load:
     def statuses(self) -> dict[str, int]:
         names = [call.status for call in self.calls]
         return {name: names.count(name) for name in sorted(set(names))}
-
-
-async def is_taken_in(client: AsyncRecommendClient) -> None:
-    """Return when the server has taken in all calls sent before on this connection: it refuses the next in its turn."""
-    with pytest.raises(InvalidRequest):
-        await client.recommend(RecRequest(prompt_token_ids=np.array([-1])))
 
 
 async def watch_health(target: str, seen: list[tuple[int, float]]) -> None:

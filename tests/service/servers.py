@@ -8,12 +8,18 @@ import threading
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
+import numpy as np
+import pytest
+
 from xgr_runtime.config import RuntimeConfig
+from xgr_runtime.errors import InvalidRequest
 from xgr_runtime.service.server import RecommendServer
+from xgr_runtime.types import RecRequest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    from xgr_runtime.service.client import AsyncRecommendClient
     from xgr_runtime.service.served_engine import ServedEngine
 
 
@@ -62,3 +68,9 @@ def running_in_thread(engine: ServedEngine, config: RuntimeConfig | None = None)
         loop, stop = stops[0]
         loop.call_soon_threadsafe(stop.set)
         thread.join()
+
+
+async def is_taken_in(client: AsyncRecommendClient) -> None:
+    """Return when the server has taken in all calls sent before on this connection: it refuses the next in its turn."""
+    with pytest.raises(InvalidRequest):
+        await client.recommend(RecRequest(prompt_token_ids=np.array([-1])))

@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.helpers.catalogs import TAGS
 from tests.service.process import ROOT, serving
-from tests.service.servers import running, running_in_thread
+from tests.service.servers import is_taken_in, running, running_in_thread
 from tests.service.world import World, make_world
 from xgr_runtime import Engine, RuntimeConfig
 from xgr_runtime.cli import main
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from tests.helpers.oracle import Item
 
 pytestmark = pytest.mark.e2e
-NUM_REQUESTS = 200
 
 
 @pytest.fixture(scope="module")
@@ -113,16 +112,17 @@ def wait_until_idle(engine: Engine) -> None:
     engine.pages.check_conservation()
 
 
+@pytest.mark.parametrize("num_requests", [125, pytest.param(200, marks=pytest.mark.slow)])
 def test_concurrent_requests_are_right_or_have_a_proper_status(
-    world: World, engine: Engine, capsys: pytest.CaptureFixture[str]
+    world: World, engine: Engine, capsys: pytest.CaptureFixture[str], num_requests: int
 ) -> None:
     rng = np.random.default_rng(0)
-    asked = [random_request(world, rng, i) for i in range(NUM_REQUESTS)]
+    asked = [random_request(world, rng, i) for i in range(num_requests)]
     cancel_after_s = [
-        float(rng.random() * 0.5) if rng.random() < 0.15 else None for _ in range(NUM_REQUESTS)
+        float(rng.random() * 0.5) if rng.random() < 0.15 else None for _ in range(num_requests)
     ]
     start_s = time.monotonic()
-    for i in range(0, NUM_REQUESTS, 25):  # some break the contract, some have hardly any time
+    for i in range(0, num_requests, 25):  # some break the contract, some have hardly any time
         request, history = asked[i]
         bad = dataclasses.replace(request.searches[0], beam_width=None, beam_widths=(3, 3))
         asked[i] = (dataclasses.replace(request, searches=(bad,)), history)
@@ -169,8 +169,8 @@ def test_concurrent_requests_are_right_or_have_a_proper_status(
             counts["sent alone"] += 1
             counts["same list"] += got.item_ids.tolist() == alone.results[0].item_ids.tolist()
     with capsys.disabled():
-        sys.stdout.write(f"\n{NUM_REQUESTS} concurrent requests: {counts}; {totals}\n")
-    assert counts["ok"] >= 100
+        sys.stdout.write(f"\n{num_requests} concurrent requests: {counts}; {totals}\n")
+    assert counts["ok"] >= num_requests / 2
     assert counts["InvalidRequest"] >= 5
     assert counts["DeadlineExceeded"] >= 1
     assert counts["same list"] >= 0.95 * counts["sent alone"] > 25
@@ -253,7 +253,7 @@ def xgr(*arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[s
 
 def test_the_commands_serve_ask_and_drain_under_load(world: World) -> None:
     # A batch larger than the load closes only after max_wait_ms: all calls are in the queue when the signal comes.
-    overrides = ["scheduler.max_wait_ms=2000", "scheduler.max_batch_histories=64"]
+    overrides = ["scheduler.max_wait_ms=1000", "scheduler.max_batch_histories=64"]
     sets = [part for override in overrides for part in ("--set", override)]
     command = ["serve", "--config", str(world.config), "--log-level", "error", *sets]
     history = [world.catalog.items[i] for i in (1, 5, 9)]
@@ -263,13 +263,16 @@ def test_the_commands_serve_ask_and_drain_under_load(world: World) -> None:
 
     async def load() -> tuple[list[Any], list[Any], int]:
         async with AsyncRecommendClient(target, timeout_s=60) as client:
-            calls = [asyncio.ensure_future(send(client, request, None)) for _ in range(40)]
-            await asyncio.sleep(0.7)  # by now the server has received all of them
+            await is_taken_in(client)  # the connection is there
+            calls = [asyncio.ensure_future(client.recommend(request)) for _ in range(40)]
+            await asyncio.sleep(0)
+            await is_taken_in(client)
             num_open = sum(not call.done() for call in calls)
             process.send_signal(signal.SIGTERM)
             await asyncio.sleep(0.3)
-            late = [asyncio.ensure_future(send(client, request, None)) for _ in range(20)]
-            return await asyncio.gather(*calls), await asyncio.gather(*late), num_open
+            late = [asyncio.ensure_future(client.recommend(request)) for _ in range(20)]
+            ends = await asyncio.gather(*calls, *late, return_exceptions=True)
+            return ends[:40], ends[40:], num_open
 
     with serving(["-m", "xgr_runtime.cli", *command]) as (process, target):
         options = ("--history-ids", ids, "--beam-width", "4", "--json")
@@ -303,14 +306,13 @@ def test_a_process_whose_engine_dies_ends_by_itself(world: World, num_requests: 
             watch_stub: Any = health_pb2_grpc.HealthStub(channel)
             watch = watch_stub.Watch(health_pb2.HealthCheckRequest())
             assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
-            calls = [
-                asyncio.ensure_future(send(client, request, None)) for _ in range(num_requests)
-            ]
-            await asyncio.sleep(0.5)
+            calls = [asyncio.ensure_future(client.recommend(request)) for _ in range(num_requests)]
+            await asyncio.sleep(0)
+            await is_taken_in(client)
             assert not any(call.done() for call in calls)
             process.send_signal(signal.SIGUSR1)
             assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
-            return await asyncio.gather(*calls)
+            return await asyncio.gather(*calls, return_exceptions=True)
 
     command = ["-m", "tests.service.serve_faulty", "idle", "--config", str(world.config)]
     with serving(command) as (process, target):

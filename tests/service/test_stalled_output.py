@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
 # Of Linux; `fcntl` has the names of both from Python 3.10 on, but not for every system.
 F_SETPIPE_SZ, F_GETPIPE_SZ = 1031, 1032
-SMALL_PIPE_BYTES = 16 * 1024
+SMALL_PIPE_BYTES = 8 * 1024
 REQUEST_ID = "r" * 120
+FLUSHED_S = 0.02  # to wait for more where all that there is has been written
 
 
 def full_pipe() -> tuple[int, int]:
@@ -57,15 +58,15 @@ def logging_to_a_pipe(max_bytes: int) -> Iterator[tuple[logging.Logger, Queueing
             yield logger, handler, reader
         finally:
             os.set_blocking(reader, False)
-            read_waiting(reader)
+            read_waiting(reader, FLUSHED_S)
             handler.flush()
     os.close(reader)
 
 
-def read_waiting(reader: int) -> bytes:
+def read_waiting(reader: int, quiet_s: float = 0.3) -> bytes:
     """All that comes until nothing came for a while."""
     text, last_s = b"", time.monotonic()
-    while time.monotonic() - last_s < 0.3:
+    while time.monotonic() - last_s < quiet_s:
         try:
             text += os.read(reader, 1 << 20)
             last_s = time.monotonic()
@@ -88,7 +89,7 @@ def test_what_fits_comes_in_order_and_what_does_not_is_counted_where_it_is_missi
         first = entries(read_waiting(reader))
         logger.info("1000")
         handler.flush()
-        second = entries(read_waiting(reader))
+        second = entries(read_waiting(reader, FLUSHED_S))
     kept = [int(entry["message"]) for entry in first]
     assert kept == list(range(len(kept)))
     assert 20_000 - 200 < sum(len(json.dumps(entry)) + 1 for entry in first) <= 20_000
@@ -132,10 +133,10 @@ def test_no_record_lives_on_in_the_queue() -> None:
 def test_a_line_that_cannot_be_formatted_is_told_and_raises_nothing() -> None:
     with logging_to_a_pipe(20_000) as (logger, handler, reader):
         os.set_blocking(reader, False)
-        read_waiting(reader)
+        read_waiting(reader, FLUSHED_S)
         logger.info("%d of it", "text")
         handler.flush()
-        (found,) = entries(read_waiting(reader))
+        (found,) = entries(read_waiting(reader, FLUSHED_S))
     assert found["level"] == "error"
     assert found["message"].endswith("logged what cannot be formatted (TypeError)")
     assert "test_stalled_output.py:" in found["message"]
@@ -159,9 +160,13 @@ def test_a_disk_that_is_full_is_told_when_it_is_not_any_more(tmp_path: Path) -> 
     assert second == "back"
 
 
-def serve_command(world_folder: Path, *options: str) -> list[str]:
-    world = make_world(world_folder)
-    command = ["-m", "xgr_runtime.cli", "serve", "--config", str(world.config), "--port", "0"]
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_world(tmp_path_factory.mktemp("world")).config
+
+
+def serve_command(config: Path, *options: str) -> list[str]:
+    command = ["-m", "xgr_runtime.cli", "serve", "--config", str(config), "--port", "0"]
     for option in options:
         command += ["--set", f"service.{option}"]
     return command
@@ -169,9 +174,9 @@ def serve_command(world_folder: Path, *options: str) -> list[str]:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_an_unread_log_holds_up_no_answer_and_no_end(tmp_path: Path, number: int) -> None:
+def test_an_unread_log_holds_up_no_answer_and_no_end(config: Path, number: int) -> None:
     port = free_port()
-    command = serve_command(tmp_path, "log_requests=true", "drain_s=5", f"metrics_port={port}")
+    command = serve_command(config, "log_requests=true", "drain_s=5", f"metrics_port={port}")
     request = RecRequest(REQUEST_ID, history_item_ids=np.array([1, 2], np.int64))
     with serving(hearing_hangups(command)) as (process, target):
         assert process.stderr is not None
@@ -192,12 +197,12 @@ def test_an_unread_log_holds_up_no_answer_and_no_end(tmp_path: Path, number: int
 @pytest.mark.e2e
 @pytest.mark.parametrize("is_second", [False, True])
 def test_a_full_pipe_as_standard_output_does_not_keep_the_process(
-    tmp_path: Path, is_second: bool
+    config: Path, is_second: bool
 ) -> None:
     """The address cannot be told; SIGTERM ends it all the same, and the second one too."""
     reader, writer = full_pipe()
     port = free_port()
-    command = serve_command(tmp_path, f"metrics_port={port}", "drain_s=5")
+    command = serve_command(config, f"metrics_port={port}", "drain_s=5")
     process = subprocess.Popen(
         [sys.executable, *command], cwd=ROOT, stdout=writer, stderr=subprocess.DEVNULL
     )
@@ -227,10 +232,10 @@ def wait_until_scraped(port: int) -> None:
 
 
 @pytest.mark.e2e
-def test_requests_cut_off_with_nobody_to_tell(tmp_path: Path) -> None:
+def test_requests_cut_off_with_nobody_to_tell(config: Path) -> None:
     """The last line does not fit into standard error, and the exit code still says it."""
     reader, writer = full_pipe()
-    command = serve_command(tmp_path)
+    command = serve_command(config)
     faulty = ["-m", "tests.service.serve_faulty", "idle", *command[3:]]
     with open(writer, "w") as errors:
         process = start(faulty, errors)
@@ -242,6 +247,6 @@ def test_requests_cut_off_with_nobody_to_tell(tmp_path: Path) -> None:
             process.kill()
             process.communicate()
             os.set_blocking(reader, False)
-            read_waiting(reader)
+            read_waiting(reader, FLUSHED_S)
     os.close(reader)
     assert threading.active_count() < 50
