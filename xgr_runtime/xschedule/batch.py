@@ -176,16 +176,17 @@ def pack_histories(
     starts = [0, *accumulate(length - n for n, length in zip(cached, lengths, strict=True))]
     token_ids, positions, slots = (np.empty(starts[-1], dtype=np.int64) for _ in range(3))
     copies = np.zeros((3, len(prompts)), dtype=np.int32)
-    in_page = np.arange(page_size)
+    for row, owned in zip(table, pages, strict=True):
+        row[: len(owned)] = owned
+    first_slots = table.astype(np.int64) * page_size
+    counting, in_page = np.arange(max(lengths, default=0)), np.arange(page_size)
     # History by history, in slices: the host does this while the device waits for it.
     for number, (prompt, owned, first) in enumerate(zip(prompts, pages, cached, strict=True)):
         own = slice(starts[number], starts[number + 1])
         token_ids[own] = prompt[first:]
-        positions[own] = np.arange(first, len(prompt))
-        table[number, : len(owned)] = owned
+        positions[own] = counting[first : len(prompt)]
         skipped = first // page_size  # pages before the one that its first new token goes to
-        firsts = np.asarray(owned[skipped:], dtype=np.int64) * page_size
-        own_slots = np.add.outer(firsts, in_page).reshape(-1)
+        own_slots = np.add.outer(first_slots[number, skipped : len(owned)], in_page).reshape(-1)
         slots[own] = own_slots[first - skipped * page_size :][: len(prompt) - first]
         source = sources[number] if sources else None
         if source is not None:

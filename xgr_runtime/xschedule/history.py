@@ -47,7 +47,8 @@ def render_history(
         raise InvalidRequest(
             [(f"{field}[{first}]", f"unknown item; {num_unknown} of {len(is_known)} are unknown")]
         )
-    sids = sids[is_known]
+    if num_unknown:
+        sids = sids[is_known]
     limit = min(
         config.limits.max_history_items,
         template.max_items(config.limits.max_prompt_tokens, catalog.num_levels),
@@ -108,6 +109,8 @@ def _resolve(
             catalog.positions_of_ids(as_int64(request.history_item_ids)),
         )
     is_known = positions >= 0
+    if is_known.all():
+        return field, catalog.sids_of_positions(positions), positions, is_known
     sids = np.zeros((len(positions), catalog.num_levels), dtype=np.uint32)
     sids[is_known] = catalog.sids_of_positions(positions[is_known])
     return field, sids, positions[is_known], is_known

@@ -16,7 +16,7 @@ rows in any shares. Its prefill is not captured and fits closely.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Protocol, TypeVar
 
 from xgr_runtime.config import RuntimeConfig
@@ -159,9 +159,9 @@ class Ladder:
             },
         }
 
-    def _all_shared(self, rung: Rung) -> list[SharedBucket]:
+    def _all_shared(self, rung: Rung) -> tuple[SharedBucket, ...]:
         num_pages = self.capacities.num_pages_per_history
-        return [SharedBucket(rung.num_histories, size, num_pages) for size in self.history_tokens]
+        return _shared_buckets(rung.num_histories, self.history_tokens, num_pages)
 
     def _prefills(self, rung: Rung, shared: SharedBucket, batch: Batch) -> Iterator[PrefillBucket]:
         """Those that hold a batch, ascending."""
@@ -173,8 +173,7 @@ class Ladder:
                 yield self._prefill_bucket(size, shared)
 
     def _prefill_bucket(self, num_tokens: int, shared: SharedBucket) -> PrefillBucket:
-        longest = self.capacities.max_history_tokens
-        return PrefillBucket(num_tokens, min(num_tokens, longest), longest, shared)
+        return _prefill_bucket(num_tokens, self.capacities.max_history_tokens, shared)
 
 
 @dataclass(frozen=True)
@@ -208,6 +207,22 @@ def _first(
     return None if smallest is None else (smallest, False)
 
 
+# Kept: buckets are few, and one is looked for while the device waits.
+
+
+@lru_cache(1024)
+def _shared_buckets(
+    num_histories: int, history_tokens: tuple[int, ...], num_pages: int
+) -> tuple[SharedBucket, ...]:
+    return tuple(SharedBucket(num_histories, size, num_pages) for size in history_tokens)
+
+
+@lru_cache(1024)
+def _prefill_bucket(num_tokens: int, longest: int, shared: SharedBucket) -> PrefillBucket:
+    return PrefillBucket(num_tokens, min(num_tokens, longest), longest, shared)
+
+
+@lru_cache(1024)
 def _rounds_bucket(num_searches: int, rows: int, max_rows: int, num_levels: int) -> RoundsBucket:
     return RoundsBucket(num_searches, (rows,) * num_levels, (max_rows,) * num_levels)
 
