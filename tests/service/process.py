@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, TypeVar
 
 from xgr_runtime.service.address import read_address
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT_S = 120.0
+Case = TypeVar("Case")
 
 
 def start(arguments: Sequence[str], errors: IO[str] | None = None) -> subprocess.Popen[str]:
@@ -46,6 +48,16 @@ def serving(
         if process.poll() is None:
             process.kill()
         process.communicate()
+
+
+def at_once(run: Callable[[Case], None], cases: Iterable[Case]) -> None:
+    """Each case in a thread of its own, where most of a case is the start of a process; fails with the first that failed."""
+    with ThreadPoolExecutor() as pool:
+        ends = [(case, pool.submit(run, case)) for case in cases]
+    for case, end in ends:
+        error = end.exception()
+        if error is not None:
+            raise AssertionError(f"{case}: {error!r}") from error
 
 
 def hearing_hangups(arguments: Sequence[str]) -> list[str]:

@@ -6,13 +6,14 @@ import asyncio
 import json
 import signal
 import socket
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import numpy as np
 import pytest
 
-from tests.service.process import serving, start
+from tests.service.process import at_once, serving, start
 from tests.service.scrape import by_label, free_port, get, parse
 from tests.service.world import make_world
 from xgr_runtime.errors import XgrError
@@ -43,10 +44,13 @@ def hostile_requests() -> list[RecRequest]:
     ]
 
 
-@pytest.mark.parametrize("log_format", ["json", "text"])
-def test_no_line_is_a_callers(tmp_path: Path, log_format: str) -> None:
-    world, port = make_world(tmp_path), free_port()
-    command = ["-m", "xgr_runtime.cli", "serve", "--config", str(world.config), "--port", "0"]
+def test_no_line_is_a_callers(tmp_path: Path) -> None:
+    at_once(partial(log_hostile_requests, make_world(tmp_path).config), ["json", "text"])
+
+
+def log_hostile_requests(config: Path, log_format: str) -> None:
+    port = free_port()
+    command = ["-m", "xgr_runtime.cli", "serve", "--config", str(config), "--port", "0"]
     for option in (f"log_format={log_format}", f"metrics_port={port}"):
         command += ["--set", f"service.{option}"]
     num_ok = 0

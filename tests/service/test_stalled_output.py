@@ -13,19 +13,20 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from tests.service.process import ROOT, START_LIMIT_S, hearing_hangups, serving, start
+from tests.service.process import ROOT, START_LIMIT_S, at_once, hearing_hangups, serving, start
 from tests.service.scrape import free_port, get
 from tests.service.world import make_world
 from xgr_runtime.service.address import read_address
 from xgr_runtime.service.client import RecommendClient
 from xgr_runtime.service.log_queue import QueueingHandler
 from xgr_runtime.service.logs import JsonFormatter
-from xgr_runtime.types import RecRequest
+from xgr_runtime.types import RecRequest, Search
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -173,11 +174,15 @@ def serve_command(config: Path, *options: str) -> list[str]:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_an_unread_log_holds_up_no_answer_and_no_end(config: Path, number: int) -> None:
+def test_an_unread_log_holds_up_no_answer_and_no_end(config: Path) -> None:
+    at_once(partial(fill_the_log_and_end, config), [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+
+
+def fill_the_log_and_end(config: Path, number: int) -> None:
     port = free_port()
     command = serve_command(config, "log_requests=true", "drain_s=5", f"metrics_port={port}")
-    request = RecRequest(REQUEST_ID, history_item_ids=np.array([1, 2], np.int64))
+    searches = (Search(beam_width=1, num_results=1),)
+    request = RecRequest(REQUEST_ID, history_item_ids=np.array([1, 2], np.int64), searches=searches)
     with serving(hearing_hangups(command)) as (process, target):
         assert process.stderr is not None
         fcntl.fcntl(process.stderr.fileno(), F_SETPIPE_SZ, SMALL_PIPE_BYTES)
@@ -195,11 +200,12 @@ def test_an_unread_log_holds_up_no_answer_and_no_end(config: Path, number: int) 
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("is_second", [False, True])
-def test_a_full_pipe_as_standard_output_does_not_keep_the_process(
-    config: Path, is_second: bool
-) -> None:
+def test_a_full_pipe_as_standard_output_does_not_keep_the_process(config: Path) -> None:
     """The address cannot be told; SIGTERM ends it all the same, and the second one too."""
+    at_once(partial(end_with_a_full_pipe, config), [False, True])
+
+
+def end_with_a_full_pipe(config: Path, is_second: bool) -> None:
     reader, writer = full_pipe()
     port = free_port()
     command = serve_command(config, f"metrics_port={port}", "drain_s=5")
