@@ -154,7 +154,7 @@ class EngineLoop:
                 if self.warm_up.is_compiling:
                     wait_s = STEP_S if wait_s is None else min(wait_s, STEP_S)
                     self._wake.wait(wait_s)
-                elif wait_s != 0.0 and not self.warm_up.is_pending:
+                elif (is_idle or wait_s != 0.0) and not self.warm_up.is_pending:
                     self._wake.wait(wait_s)
         if expired:
             fail_expired(
