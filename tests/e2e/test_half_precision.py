@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 HALVES = (torch.bfloat16, torch.float16)
 POSSIBLE_LIMIT = 4
-NUM_USERS = 40
+NUM_USERS = 20
 WIDTHS = (10, 50)
 MIN_OVERLAP = 0.95
 # Random weights amplify rounding far more than trained ones: at the usual spread of 4, transformers' own bf16 scores are

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.service.process import hearing_hangups, serving
+from tests.service.process import at_once, hearing_hangups, serving
 from tests.service.servers import running, with_free_port
 from tests.service.stand_in import StandInEngine, answer
 from xgr_runtime.config import RuntimeConfig, ServiceConfig
@@ -177,8 +177,11 @@ def test_an_engine_that_stops_during_a_drain_is_told() -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_drains_the_process(number: signal.Signals) -> None:
+def test_a_signal_drains_the_process() -> None:
+    at_once(drain_by, [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+
+
+def drain_by(number: signal.Signals) -> None:
     with (
         serving(hearing_hangups(["-m", "tests.service.serve_stand_in", "20"])) as (process, target),
         RecommendClient(target) as client,
@@ -250,7 +253,7 @@ def test_clients_that_never_pause_see_answers_or_unavailable(
             loops = [asyncio.ensure_future(call_until(c, is_over)) for c in channels]
             await asyncio.sleep(0.4)
             process.send_signal(signal.SIGTERM)
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(0.8)
             is_over.set()
             await asyncio.gather(*loops)
 

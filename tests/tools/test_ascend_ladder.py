@@ -295,7 +295,7 @@ def test_a_script_that_did_not_hold_is_a_failure(text: str, reason: str, tmp_pat
 
 def test_a_process_past_its_limit_is_ended_with_its_children(tmp_path: Path) -> None:
     alive = tmp_path / "alive"
-    child = f"import time; time.sleep(2); open({str(alive)!r}, 'w')"
+    child = f"import time; time.sleep(1.5); open({str(alive)!r}, 'w')"
     path = script(
         tmp_path,
         f"import subprocess, time\nsubprocess.Popen([sys.executable, '-c', {child!r}])\n"
@@ -306,7 +306,7 @@ def test_a_process_past_its_limit_is_ended_with_its_children(tmp_path: Path) -> 
         rungs.run_script(context(tmp_path), path, venvs.MAIN, limit_s=1)
     assert time.monotonic() - start_s < 30
     assert "started" in processes.tail(tmp_path / "log")
-    time.sleep(2)
+    time.sleep(1)
     assert not alive.exists()
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def test_small_run(tmp_path: Path) -> None:
-    sizes = Sizes(num_items=150_000, num_codes=64, cycles=3, idle_s=0.2, hidden_size=16)
+    sizes = Sizes(num_items=30_000, num_codes=64, cycles=3, idle_s=0.2, hidden_size=16)
     report = run(sizes, tmp_path)
     assert report["load_s"] > 0
     assert len(report["states"]) == 4

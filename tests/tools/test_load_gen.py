@@ -129,17 +129,17 @@ def test_an_open_loop_counts_from_when_a_request_was_due() -> None:
         async with running(StandInEngine()) as (_, target), AsyncRecommendClient(target) as client:
             arrivals = Arrivals(200.0, max_in_flight, seed=0)
             now = asyncio.get_running_loop().time()
-            await run_open(client, Fixed(0.05), tally, arrivals, now + 60, max_requests=200)
+            await run_open(client, Fixed(0.05), tally, arrivals, now + 60, max_requests=100)
         return tally
 
     tally = asyncio.run(main(1000))
     report = tally.report(slo_ms=1e6)
-    assert report["statuses"] == {"OK": 200}
+    assert report["statuses"] == {"OK": 100}
     assert min(tally.latencies) >= 50
-    assert 0.5 < report["seconds"] < 3, "about one second at 200 a second"
+    assert 0.25 < report["seconds"] < 2, "about half a second at 200 a second"
     capped = asyncio.run(main(2)).report(slo_ms=1e6)["statuses"]
-    assert capped["OK"] + capped["NOT_SENT"] == 200
-    assert capped["NOT_SENT"] > 50
+    assert capped["OK"] + capped["NOT_SENT"] == 100
+    assert capped["NOT_SENT"] > 25
 
 
 def test_a_closed_loop_keeps_its_callers_busy() -> None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 METHOD = "/xgr.v1.RecommendService/Recommend"
-HANDSHAKE_S, RECEIVE_S, IDLE_S = 0.5, 0.5, 1.0
+HANDSHAKE_S, RECEIVE_S, IDLE_S = 0.5, 0.5, 0.6
 HURRIED = RuntimeConfig(
     service=ServiceConfig(handshake_s=HANDSHAKE_S, receive_s=RECEIVE_S, idle_s=IDLE_S)
 )
