@@ -21,6 +21,7 @@ from tests.helpers.engines import (
     prompt_of,
     record_batches,
     request_of,
+    started_patient,
     write_catalog,
 )
 from tests.helpers.strict_device import StrictDevice
@@ -62,9 +63,7 @@ def engine_of(
         limits=LimitsConfig(
             max_prompt_tokens=MAX_TOKENS, max_history_items=MAX_ITEMS, max_beam_width=64
         ),
-        scheduler=SchedulerConfig(
-            max_batch_histories=2, max_batch_tokens=80, max_batch_rows=64, max_wait_ms=50.0
-        ),
+        scheduler=SchedulerConfig(max_batch_histories=2, max_batch_tokens=80, max_batch_rows=64),
         cache=CacheConfig(
             page_size_tokens=page_size, prefix_cache=prefix_cache, num_pages=num_pages
         ),
@@ -95,7 +94,7 @@ def test_every_token_in_common_is_found_and_answers_are_the_same(
     answered: list[list[int]] = []
     num_partial = 0
     with ExitStack() as stack:
-        cached = stack.enter_context(engine_of(oracle, file, page_size))
+        cached = stack.enter_context(started_patient(engine_of(oracle, file, page_size), 50.0))
         plain = stack.enter_context(engine_of(oracle, file, page_size, prefix_cache=False))
         recording = record_batches(cached)
         start = rng.choice(every, 4).tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from tests.helpers.engines import (
 from tests.helpers.oracle import Catalog, Item
 from tests.helpers.tiny_models import TinyShape, write_tiny_model
 from xgr_runtime.config import LimitsConfig, SchedulerConfig
-from xgr_runtime.types import Normalization, Search
+from xgr_runtime.types import NORMALIZATIONS, Search
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,8 +93,8 @@ def test_published_catalogs(name: str, tmp_path: Path, shared_data: Path) -> Non
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("num_levels", [1, 2, 4, 6])
-@pytest.mark.parametrize("normalization", ["vocab", "level", "valid"])
-def test_other_depths(tmp_path: Path, num_levels: int, normalization: Normalization) -> None:
+def test_other_depths(tmp_path: Path, num_levels: int) -> None:
+    """Under every normalisation, in one engine."""
     tokens = scattered_tokens([9] * num_levels, 48, seed=num_levels, share_absent=0.1)
     catalog = random_catalog(num_levels, 300, tokens, skew=0.4)
     model = write_tiny_model(tmp_path / "model", "qwen2", TinyShape(vocab_size=48))
@@ -102,15 +103,16 @@ def test_other_depths(tmp_path: Path, num_levels: int, normalization: Normalizat
     history = [item.item_id for item in catalog.items[:4]]
     with make_engine(make_config(model, {"main": file}, limits=WIDE)) as engine:
         recording = record_batches(engine)
-        for width in (1, 9, 60, 1024):
+        for normalization, width in itertools.product(NORMALIZATIONS, (1, 9, 60, 1024)):
             search = Search(
                 beam_width=width,
                 num_results=2 * width,
                 normalization=normalization,
                 return_level_scores=True,
             )
-            (reply,) = engine.recommend([request_of(str(width), history, search)])
-            trace = recording.trace(str(width), loaded_catalog(engine))
+            name = f"{normalization} {width}"
+            (reply,) = engine.recommend([request_of(name, history, search)])
+            trace = recording.trace(name, loaded_catalog(engine))
             oracle.check(reply.results[0], trace, history, search)
             levels = reply.results[0].level_scores
             assert levels is not None

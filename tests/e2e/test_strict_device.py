@@ -113,13 +113,13 @@ def test_the_engine_runs_under_the_rules(
             num_rounds = 4 if is_graph_per_round else 1
             num_prefills = normalization == NORMALIZATIONS[0] and device.is_prefill_captured
             assert captured - before == num_rounds + num_prefills
-            for seed in range(1, 4):
+            for seed in range(1, 3):
                 requests = pair(oracle, "replay", normalization, seed)
                 run_and_check(engine, recording, oracle, requests)
             assert engine.worker.graphs.num_captures == captured
         # Users who return: their cached tokens are copied, by the prefill where it is captured.
         for turn in range(3):
-            run_and_check(engine, recording, oracle, pair(oracle, f"again {turn}", "vocab", 3))
+            run_and_check(engine, recording, oracle, pair(oracle, f"again {turn}", "vocab", 2))
             assert engine.worker.graphs.num_captures == captured
         replays = {graph.num_replays for graph in device.graphs}
         assert max(replays) >= 4
