@@ -90,7 +90,7 @@ class SearchGroup:
     rule_loads: tuple[tuple[int, TagExpression], ...]
 
     def __post_init__(self) -> None:
-        assert (np.diff(self.history_of_S) >= 0).all(), self.history_of_S
+        assert (self.history_of_S[1:] >= self.history_of_S[:-1]).all(), self.history_of_S
         assert len(self.history_of_S) == len(self.widths_SL) == len(self.rules) > 0
 
     @property
