@@ -23,6 +23,7 @@ from tests.helpers.engines import (
     prompt_of,
     record_batches,
     same_bits,
+    started_patient,
     write_catalog,
 )
 from tests.helpers.tiny_models import TinyShape, write_tiny_model
@@ -59,7 +60,7 @@ def file(tmp_path_factory: pytest.TempPathFactory, catalog: Catalog) -> Path:
     return write_catalog(tmp_path_factory.mktemp("catalog") / "items.xgr", catalog)
 
 
-def engine_of(oracle: Oracle, file: Path, max_wait_ms: float) -> Engine:
+def engine_of(oracle: Oracle, file: Path) -> Engine:
     return make_engine(
         make_config(
             oracle.folder,
@@ -71,7 +72,6 @@ def engine_of(oracle: Oracle, file: Path, max_wait_ms: float) -> Engine:
                 max_batch_histories=8,
                 max_batch_tokens=512,
                 max_batch_rows=4096,
-                max_wait_ms=max_wait_ms,
             ),
             # A cached prefix makes a smaller prefill, hence another bucket.
             cache=CacheConfig(prefix_cache=False),
@@ -82,14 +82,14 @@ def engine_of(oracle: Oracle, file: Path, max_wait_ms: float) -> Engine:
 @pytest.fixture(scope="module")
 def running(oracle: Oracle, file: Path) -> Iterator[tuple[Engine, Recording]]:
     """Waits long enough that one call's requests always meet in one batch."""
-    with engine_of(oracle, file, 300.0) as engine:
+    with started_patient(engine_of(oracle, file), 300.0) as engine:
         yield engine, record_batches(engine)
 
 
 @pytest.fixture(scope="module")
 def lone(oracle: Oracle, file: Path) -> Iterator[tuple[Engine, Recording]]:
     """Waits for nobody."""
-    with engine_of(oracle, file, 0.0) as engine:
+    with engine_of(oracle, file) as engine:
         yield engine, record_batches(engine)
 
 

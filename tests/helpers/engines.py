@@ -210,21 +210,25 @@ def kept_by(catalog: Catalog, rules: Rules, history: Sequence[int] = ()) -> Cata
 
 
 class Oracle:
-    """Right answers for requests on one checkpoint and one catalogue, from transformers."""
+    """Right answers for requests on one checkpoint and one catalogue, from transformers; each score is computed once."""
 
     def __init__(self, folder: Path, catalog: Catalog) -> None:
         self.folder, self.catalog = folder, catalog
         self._model = load_hf(folder)
+        self._references: dict[Any, Reference] = {}
 
     def reference(self, prompt: Sequence[int], kept: Catalog, normalization: Any) -> Reference:
         """Teacher-forced scores over the sub-catalogue `kept`."""
-        return hf_reference(
-            self._model,
-            prompt,
-            lambda prefix: kept.children.get(prefix, ()),
-            self.catalog.token_of,
-            normalization,
-        )
+        key = (tuple(prompt), tuple(kept.sids), normalization)
+        if key not in self._references:
+            self._references[key] = hf_reference(
+                self._model,
+                prompt,
+                lambda prefix: kept.children.get(prefix, ()),
+                self.catalog.token_of,
+                normalization,
+            )
+        return self._references[key]
 
     def check(
         self,
