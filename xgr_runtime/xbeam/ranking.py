@@ -40,12 +40,10 @@ def rank_items(
     ranks: list[Int64Array] = []
     found = 0
     for first in range(0, len(leaves), _LEAVES_AT_ONCE):
-        chunk = np.asarray(leaves[first : first + _LEAVES_AT_ONCE], dtype=np.int64)
-        begin = sid_item_offsets[chunk].astype(np.int64)
-        counts = sid_item_offsets[chunk + 1].astype(np.int64) - begin
-        rank = np.repeat(np.arange(first, first + len(chunk)), counts)
-        within = np.arange(len(rank)) - np.repeat(np.cumsum(counts) - counts, counts)
-        position = np.repeat(begin, counts) + within
+        position, rank = _expanded(
+            *_ranges(leaves[first : first + _LEAVES_AT_ONCE], sid_item_offsets)
+        )
+        rank += first
         keep = _kept(position, item_alive, excluded_positions)
         position, rank = position[keep], rank[keep]
         if max_items_per_sid is not None:
@@ -71,19 +69,29 @@ def _all_items(
     max_items_per_sid: int | None,
 ) -> RankedItems:
     """As `rank_items` where no item is dropped, which is most often and can be told without looking at items."""
-    leaves = leaves[:num_results]  # every SID has an item
+    begin, counts = _ranges(leaves[:num_results], sid_item_offsets)  # every SID has an item
+    most = num_results if max_items_per_sid is None else min(num_results, max_items_per_sid)
+    positions, ranks = _expanded(begin, np.minimum(counts, most))
+    return RankedItems(positions[:num_results], ranks[:num_results])
+
+
+def _ranges(
+    leaves: npt.NDArray[np.integer], sid_item_offsets: npt.NDArray[np.integer]
+) -> tuple[Int64Array, Int64Array]:
+    """Of each SID the position of its first item, and how many items it has."""
     begin = sid_item_offsets.take(leaves).astype(np.int64)
-    counts = sid_item_offsets.take(leaves + 1) - begin
-    if max_items_per_sid is not None:
-        counts = np.minimum(counts, max_items_per_sid)
+    return begin, sid_item_offsets.take(leaves + 1) - begin
+
+
+def _expanded(begin: Int64Array, counts: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """The items of these ranges, one after the other, and the number of the range that each is in."""
     ends = counts.cumsum()
-    if not len(ends) or ends[-1] == len(ends):  # one item a SID
-        return RankedItems(begin, np.arange(len(begin)))
-    number = min(num_results, int(ends[-1]))
-    used = int(ends.searchsorted(number)) + 1
-    ranks = np.arange(used).repeat(counts[:used])[:number]
-    first_of_rank = begin - ends + counts  # less the place of the rank's first item
-    return RankedItems(np.arange(number) + first_of_rank.take(ranks), ranks)
+    number = int(ends[-1]) if len(ends) else 0
+    if number == len(ends):  # an item each, as no range is empty
+        return begin, np.arange(number)
+    ranks = np.arange(len(counts)).repeat(counts)
+    first_of_range = begin - ends + counts  # less the place of the range's first item
+    return np.arange(number) + first_of_range.take(ranks), ranks
 
 
 def _kept(
@@ -91,7 +99,7 @@ def _kept(
     item_alive: npt.NDArray[np.bool_] | None,
     excluded_positions: npt.NDArray[np.integer],
 ) -> npt.NDArray[np.bool_]:
-    keep = np.ones(len(positions), dtype=bool) if item_alive is None else item_alive[positions]
+    keep = np.ones(len(positions), dtype=bool) if item_alive is None else item_alive.take(positions)
     if len(excluded_positions):
         at = np.searchsorted(excluded_positions, positions)
         at = np.minimum(at, len(excluded_positions) - 1)
