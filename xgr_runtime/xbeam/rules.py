@@ -283,6 +283,9 @@ class RuleCache:
         Expressions that differ in tags the catalogue does not know share one; what is said about those tags
         (`num_unknown_tags`, `unknown_required`, `reason`) is the given expression's, `expression` is the shared one.
         """
+        kept = self._kept((catalog.digest, expression))
+        if kept is not None:  # then the catalogue knows all of its tags
+            return kept
         known = expression.known_to(catalog)
         rule_set = self._get(catalog, known)
         if known == expression:
@@ -297,12 +300,10 @@ class RuleCache:
 
     def _get(self, catalog: Catalog, expression: TagExpression) -> RuleSet:
         key = (catalog.digest, expression)
+        found = self._kept(key)
+        if found is not None:
+            return found
         with self._lock:
-            found = self._rule_sets.get(key)
-            if found is not None:
-                self._rule_sets.move_to_end(key)
-                self._num_hits += 1
-                return found
             self._num_misses += 1
         built = build_rule_set(catalog, expression)
         with self._lock:
@@ -314,6 +315,14 @@ class RuleCache:
                 self._forget(next(iter(self._rule_sets)))
                 self._num_evictions += 1
         return built
+
+    def _kept(self, key: tuple[str, TagExpression]) -> RuleSet | None:
+        with self._lock:
+            found = self._rule_sets.get(key)
+            if found is not None:
+                self._rule_sets.move_to_end(key)
+                self._num_hits += 1
+            return found
 
     def drop(self, catalog: Catalog) -> None:
         """Forgets every rule set of a catalogue; works on a closed one too."""
