@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from xgr_runtime.xschedule.batch import Batch, BatchOutput, GroupOutput, SearchGroup
 
 PREFIX_TOKENS = (1,)
+SMALL_CACHE_BYTES = 1 << 20
 
 
 def write_catalog(path: Path, catalog: Catalog, version: str | None = None) -> Path:
@@ -85,7 +86,8 @@ def make_config(
 ) -> RuntimeConfig:
     """A checked configuration for the device of this run; small buffers unless asked otherwise.
 
-    Graphs are captured when they are needed, which for a few batches is far fewer than all of a ladder.
+    Graphs are captured when they are needed, which for a few batches is far fewer than all of a ladder. The prefix cache
+    is small, as the default is hundreds of megabytes, all of which an engine writes when it is made.
     """
     kind = devices.of_this_run().kind
     limits = limits or LimitsConfig(max_prompt_tokens=256, max_beam_width=1024)
@@ -94,6 +96,9 @@ def make_config(
         max_batch_rows=max(2048, limits.max_beam_width),
         max_wait_ms=1.0,
     )
+    cache = cache or CacheConfig()
+    if cache.prefix_cache_bytes == CacheConfig().prefix_cache_bytes:
+        cache = replace(cache, prefix_cache_bytes=SMALL_CACHE_BYTES)
     config = RuntimeConfig(
         device=kind,  # type: ignore[arg-type]
         model=ModelConfig(path=str(model)),
@@ -102,7 +107,7 @@ def make_config(
         search=search or SearchDefaults(),
         limits=limits,
         scheduler=scheduler,
-        cache=cache or CacheConfig(prefix_cache_bytes=1 << 20),
+        cache=cache,
         buckets=buckets or BucketsConfig(at_start=False),
         ops=OpsConfig(allow_reference=allow_reference),
     )

@@ -98,6 +98,7 @@ def make_world(folder: Path) -> World:
         "search": {"beam_width": 20, "num_results": ALL_ITEMS},
         "limits": {"max_beam_width": 64, "max_prompt_tokens": 128, "max_history_items": 24},
         "scheduler": {"max_batch_tokens": 512, "max_batch_rows": 256, "max_queue": 400},
+        "cache": {"prefix_cache_bytes": 1 << 20},  # the default is all written by every engine
         "service": {"port": 0},
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
