@@ -77,9 +77,7 @@ class EngineLoop:
         self._intake, self._scheduler = parts.intake, parts.scheduler
         self._wake = threading.Condition()
         self._num_coming = 0  # requests that are being prepared
-        self._is_taking = (
-            False  # whether the loop waits for requests, and prepares quick ones itself
-        )
+        self._is_taking = False  # the loop waits for requests, and prepares quick ones itself
         self._given: deque[Given] = deque()
         self._totals = Totals()
         self._running = Running()
@@ -179,9 +177,7 @@ class EngineLoop:
         while time.monotonic() < end_s and not oldest.pending.is_done():
             if self._scheduler.num_queued != num_queued:
                 return
-            select(
-                (), (), (), 0
-            )  # returns at once, and whoever prepares requests may have the interpreter
+            select((), (), (), 0)  # at once, but others may have the interpreter meanwhile
 
     def _issue(self, scheduled: Scheduled) -> None:
         """Give a batch to the device. One that fails fails its own requests only, a lost device all."""
