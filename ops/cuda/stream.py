@@ -84,8 +84,8 @@ def _why_rows_refused(spec: OpSpec) -> str | None:
     if rows is None or any(rows in some for some in taken):
         return None
     expected = " or ".join(f"from {some.start} to {some[-1]}" for some in taken)
-    what = "a round" if is_round else "a prefill"
-    return f"T of {what} must be {expected} where M is {hidden or 'any'}, got {rows}"
+    what = "rows of a round" if is_round else "tokens of a prefill"
+    return f"{what} must be {expected} where M is {hidden or 'any'}, got {rows}"
 
 
 def _accepts_heads(spec: OpSpec) -> str | None:

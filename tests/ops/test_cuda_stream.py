@@ -164,10 +164,14 @@ def test_rows_without_a_norm_stay_their_own(num_rows: int, hidden: int, device: 
     ("dtype", "dims", "reason"),
     [
         (torch.float16, {}, "overflow"),
-        (torch.bfloat16, {"T": 513}, "T of a prefill must be"),
-        (torch.bfloat16, {"T": 2048, "M": 1024}, "T of a prefill must be"),
-        (torch.bfloat16, {"T": 1024, "M": 2048}, "T of a prefill must be from 129 to 256 where"),
-        (torch.bfloat16, {"N": 1024, "max_rows": 512}, "T of a round must be"),
+        (torch.bfloat16, {"T": 513}, "tokens of a prefill must be"),
+        (torch.bfloat16, {"T": 2048, "M": 1024}, "tokens of a prefill must be"),
+        (
+            torch.bfloat16,
+            {"T": 1024, "M": 2048},
+            "tokens of a prefill must be from 129 to 256 where",
+        ),
+        (torch.bfloat16, {"N": 1024, "max_rows": 512}, "rows of a round must be"),
         (torch.bfloat16, {"T": 1024, "M": 1000}, "M must be"),
         (torch.bfloat16, {"T": 256, "M": 2112}, "M must be"),
         (torch.bfloat16, {"T": 1024, "M": 1024, "F": 3075}, "F"),

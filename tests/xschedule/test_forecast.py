@@ -1,5 +1,7 @@
 """When the device will be free: what the forecast says of batches whose times are known, against sums by hand."""
 
+import math
+
 import numpy as np
 
 from xgr_runtime.xschedule.batch import Batch, RuleRow, SearchGroup, pack_histories
@@ -67,3 +69,12 @@ def test_what_is_forgotten_is_expected_at_once() -> None:
     forecast.forget()
     forecast.issued(batch_of(1), 10.0)
     assert forecast.end_s() == 10.0
+
+
+def test_a_time_that_is_no_number_is_no_time() -> None:
+    forecast = Forecast()
+    for seconds in (4.0, math.nan, math.inf):
+        forecast.issued(batch_of(1), 0.0)
+        forecast.ended(0.0, times_of(seconds))
+    forecast.issued(batch_of(1), 0.0)
+    assert forecast.end_s() == 4.0

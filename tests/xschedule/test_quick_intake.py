@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from tests.helpers.engines import request_of
+from tests.helpers.engines import make_engine, request_of
+from tests.helpers.product import watch_batches
 from tests.xschedule.running import TIMEOUT_S, Gate, history, is_idle, wait_until
 from xgr_runtime.errors import EngineClosed, InvalidRequest
-from xgr_runtime.types import RecRequest, Rules, Search
+from xgr_runtime.types import RecRequest, RecResult, Rules, Search
 from xgr_runtime.xschedule.intake_thread import QUICK_ENTRIES, is_quick
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.helpers.engines import Oracle
-    from xgr_runtime import Engine
+    from xgr_runtime import Engine, RuntimeConfig
 
 LOOP, INTAKE = "xgr-engine", "xgr-intake"
 IDS = np.arange(3)
@@ -32,6 +34,7 @@ IDS = np.arange(3)
         {"prompt_token_ids": IDS},
         {"prompt_token_ids": np.zeros(QUICK_ENTRIES, np.int64)},
         {"history_item_ids": IDS, "searches": (Search(beam_width=3, rules=Rules()),)},
+        {"history_item_ids": IDS, "searches": (Search(beam_widths=(3, 4, 5)),)},
     ],
 )
 def test_quick(options: dict[str, Any]) -> None:
@@ -46,6 +49,9 @@ def test_quick(options: dict[str, Any]) -> None:
         {"history_keys": ("a",)},
         {"history_sids": np.zeros((1, 3), np.uint32)},
         {"history_item_ids": IDS, "history_keys": ("a",)},
+        {"history_item_ids": IDS, "prompt_token_ids": [1] * 5},
+        {"history_item_ids": IDS, "searches": (Search(beam_widths=(1,) * 100),)},
+        {"history_item_ids": IDS, "searches": (Search(beam_widths=[1, 2]),)},  # type: ignore[arg-type]
         {"prompt_token_ids": np.zeros(QUICK_ENTRIES + 1, np.int64)},
         {"history_item_ids": IDS, "searches": ()},
         {"history_item_ids": IDS, "searches": None},
@@ -153,8 +159,58 @@ def test_quick_requests_that_come_together_share_a_batch(
     assert second.result(TIMEOUT_S).request_id == "b"
     assert isinstance(bad.exception(TIMEOUT_S), InvalidRequest)
     assert [batch.request_ids for batch in gate.batches] == [("a", "b")]
-    assert set(prepared_by.values()) == {LOOP}
+    # The loop is given as many as a batch may hold, which is two.
+    assert prepared_by == {"a": LOOP, "bad": LOOP, "b": INTAKE}
     wait_until(lambda: is_idle(engine))
+
+
+def test_a_burst_is_not_prepared_before_the_first_batch_is_issued(
+    config: RuntimeConfig, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop is given a batch; who comes behind goes to the other thread."""
+    scheduler = dataclasses.replace(config.scheduler, max_queue=400, max_batch_histories=4)
+    with make_engine(dataclasses.replace(config, scheduler=scheduler)) as engine:
+        by_loop, at_issue = list[str](), list[int]()
+
+        def note(request: RecRequest) -> None:
+            if threading.current_thread().name == LOOP:
+                by_loop.append(request.request_id)
+
+        before_intake(engine, monkeypatch, note)
+        watch_batches(engine, before=lambda _: at_issue.append(len(by_loop)))
+        wait_until(lambda: engine._is_taking)
+        requests = [request_of(str(number), history(oracle)) for number in range(300)]
+        with engine._wake:
+            futures = [engine.submit_future(request) for request in requests]
+        assert [f.result(TIMEOUT_S).request_id for f in futures] == [r.request_id for r in requests]
+        assert 0 < at_issue[0] <= 4
+
+
+def test_the_loop_prepares_no_more_than_a_batch_at_once(
+    config: RuntimeConfig, oracle: Oracle
+) -> None:
+    """However many come meanwhile: nothing is issued while it does."""
+    engine = make_engine(config)  # not started: its steps are called here
+    most = config.scheduler.max_batch_histories
+    futures = [Future[RecResult]() for _ in range(most + 1)]
+    for future in futures:
+        future.cancel()
+        engine._given.append(([request_of("r", history(oracle))], future, 0.0))
+    engine._num_coming = len(futures)
+    engine._prepare_given()
+    assert (len(engine._given), engine._num_coming) == (1, 1)
+    engine._prepare_given()
+    assert (len(engine._given), engine._num_coming) == (0, 0)
+    engine.close()
+
+
+@pytest.mark.parametrize("what", [None, {"history_item_ids": [1]}, "request"])
+def test_what_is_no_request_counts_for_nothing(engine: Engine, oracle: Oracle, what: Any) -> None:
+    wait_until(lambda: engine._is_taking)
+    assert engine.submit_future(what).exception(TIMEOUT_S)
+    wait_until(lambda: is_idle(engine))
+    assert (engine._num_waiting, engine._num_coming) == (0, 0)
+    assert engine.submit_future(request_of("next", history(oracle))).result(TIMEOUT_S)
 
 
 def test_cancelled_before_the_loop_comes_to_it(

@@ -12,6 +12,7 @@ from tests.helpers.engines import make_engine
 from xgr_runtime.xschedule.engine_loop import (
     LATE_S,
     MOST_POLL_S,
+    OVERDUE_S,
     POLL_S,
     WATCH_AFTER_S,
     WATCH_BEFORE_S,
@@ -51,7 +52,8 @@ def end_in(engine: Engine, seconds: float) -> float:
 
 
 @pytest.mark.parametrize(
-    "seconds", [60.0, 1e-2, 1e-3, 2e-4, 1.1 * WATCH_BEFORE_S, -1.1 * WATCH_AFTER_S, -1.0]
+    "seconds",
+    [60.0, 1e-2, 1e-3, 2e-4, 1.1 * WATCH_BEFORE_S, -1.1 * WATCH_AFTER_S, -0.9 * OVERDUE_S],
 )
 def test_far_from_the_end_the_loop_sleeps(idle: Engine, seconds: float) -> None:
     wait_s = idle._poll_s(end_in(idle, seconds))
@@ -59,6 +61,11 @@ def test_far_from_the_end_the_loop_sleeps(idle: Engine, seconds: float) -> None:
     if seconds > 0:
         assert wait_s <= max(POLL_S, (seconds - LATE_S) / 2)
         assert wait_s + LATE_S < seconds, "it does not sleep past the end"
+
+
+@pytest.mark.parametrize("seconds", [1.1 * OVERDUE_S, 3600.0])
+def test_a_device_that_is_stuck_is_asked_now_and_then(idle: Engine, seconds: float) -> None:
+    assert idle._poll_s(end_in(idle, -seconds)) == MOST_POLL_S
 
 
 @pytest.mark.parametrize("seconds", [0.9 * WATCH_BEFORE_S, 0.0, -0.9 * WATCH_AFTER_S])

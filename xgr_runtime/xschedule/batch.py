@@ -171,7 +171,7 @@ def pack_histories(
     lengths = [len(prompt) for prompt in prompts]
     cached = [int(n) for n in num_cached_tokens or [0] * len(prompts)]
     assert all(n < length for n, length in zip(cached, lengths, strict=True)), (cached, lengths)
-    num_pages = max((len(p) for p in pages), default=1) or 1
+    num_pages = max((len(p) for p in pages), default=1)
     table = np.full((len(prompts), num_pages), NULL_PAGE, dtype=np.int32)
     starts = [0, *accumulate(length - n for n, length in zip(cached, lengths, strict=True))]
     token_ids, positions, slots = (np.empty(starts[-1], dtype=np.int64) for _ in range(3))

@@ -157,12 +157,12 @@ class Engine(EngineLoop):
                     )
                 self._wake.wait()
                 self._check_open()
+            # Cancelled requests stay in the queue until somebody comes to them, in any number: emptied.
+            asked = [request]
+            # Inside the lock, where `close` sets its flag and closes the queue, and which preparing takes to count down.
+            self._give((asked, future, time.monotonic()), request)
             self._num_waiting += 1
             self._num_coming += 1
-            # Cancelled requests stay in the queue until the intake thread comes to them, in any number: emptied.
-            asked = [request]
-            # Inside the lock, where `close` sets its flag and closes the queue.
-            self._give((asked, future, time.monotonic()), request)
 
         def on_end(_: object) -> None:
             asked.clear()
@@ -172,7 +172,12 @@ class Engine(EngineLoop):
         return future
 
     def _give(self, given: Given, request: RecRequest) -> None:
-        """To the loop where that waits for requests and this one is quick, else to the intake thread; with the lock."""
+        """To the loop where that waits for requests and this one is quick, else to the intake thread; with the lock.
+
+        The loop gets a batch at most: while it prepares more, nothing is issued.
+        """
+        if len(self._given) >= self.config.scheduler.max_batch_histories:
+            self._is_taking = False
         if self._is_taking and not self.warm_up.is_pending and is_quick(request):
             self._given.append(given)
             self._wake.notify_all()

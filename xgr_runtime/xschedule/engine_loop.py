@@ -44,12 +44,14 @@ MOST_POLL_S = 5e-4  # however far the end is said to be
 # Asked without a pause from so long before its time, so that no sleep goes past it, to so long after, since the copies of a batch
 # are no part of that time. A sleeping thread would answer late by most of LATE_S, a fiftieth of a short batch.
 WATCH_BEFORE_S, WATCH_AFTER_S = 1e-4, 1.5e-4
+OVERDUE_S = 0.1  # by so much nobody knows when it is done: a slow device, or one that is stuck
 
 
 class EngineLoop:
     """What the loop works on, and its steps. `Engine` feeds it and runs `_loop` on a thread.
 
-    The queue, what runs and the totals are shared with other threads and touched under `_wake` alone.
+    The queue, what runs and the totals are shared with other threads and changed under `_wake` alone. `_given` is appended to
+    under it, and emptied by the loop.
     """
 
     def __init__(
@@ -108,14 +110,17 @@ class EngineLoop:
             finally:
                 self._fail(error)
         finally:
-            self._prepare_given()  # the engine is closed or has failed: refused
+            while self._given:  # the engine is closed or has failed: refused
+                self._prepare_given()
 
     def _prepare(self, asked: Asked, future: "Future[RecResult]", arrival_s: float) -> None:
         raise NotImplementedError  # the engine's
 
     def _prepare_given(self) -> None:
-        """Prepare what was given to this thread."""
-        while self._given:
+        """Prepare what was given to this thread, as far as one batch may hold it: others come all the time."""
+        for _ in range(self.config.scheduler.max_batch_histories):
+            if not self._given:
+                return
             prepare_one(self._prepare, self._given.popleft())
 
     def _capture_more(self) -> None:
@@ -166,6 +171,8 @@ class EngineLoop:
         """A device does not say when it is done: it is asked, more often the nearer the end is, since asking takes the host's
         time from whoever prepares requests. 0 where it is about to be done."""
         left_s = self._forecast.oldest_end_s() - now
+        if left_s < -OVERDUE_S:
+            return MOST_POLL_S
         if -WATCH_AFTER_S < left_s < WATCH_BEFORE_S:
             return 0.0
         return min(max((left_s - WATCH_BEFORE_S - LATE_S) / 2, POLL_S), MOST_POLL_S)

@@ -1,5 +1,6 @@
 """When the device will have done what it was given: batches of about the same sizes take about the same time."""
 
+import math
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -37,6 +38,10 @@ class Forecast:
         if times is None:
             return
         seconds = times.prefill_s + sum(times.all_rounds_s)
+        if not math.isfinite(
+            seconds
+        ):  # a device that cannot tell: no number would follow from it any more
+            return
         usual_s = self._usual_s.get(sizes, seconds)
         if sizes not in self._usual_s and len(self._usual_s) >= _MOST_SIZES:
             self._usual_s.clear()
