@@ -136,6 +136,7 @@ def test_a_small_queue_rejects_the_rest(
         "whoever found a place in the queue waits for an answer"
     )
     assert counts["Overloaded"] > 100
+    run_storm(config, contents, alone, 100, seed=4)  # and callers that give up, answered or not
 
 
 @pytest.mark.slow

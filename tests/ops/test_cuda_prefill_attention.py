@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -37,7 +38,7 @@ def provider(op: Op[..., Any], name: str, device: Device, **dims: int) -> Impl[.
     """The provider of that name, or none where the GPU is of another generation, which it has to say itself."""
     load_providers("cuda")
     found = next(i for i in op.impls if (i.provider, i.device_kind) == (name, "cuda"))
-    dims |= {"Q": NUM_HEADS, "G": NUM_HEADS, "D": DIM, "page_size": PAGE_SIZE}
+    dims = {"Q": NUM_HEADS, "G": NUM_HEADS, "D": DIM, "page_size": PAGE_SIZE} | dims
     reason = found.accepts(OpSpec("cuda", torch.bfloat16, device.capability, dims))
     if device.capability != "sm_90":
         assert reason is not None
@@ -212,3 +213,52 @@ def test_cached_tokens_are_read_early_and_new_ones_when_they_are_there(
         held[:] = layers.run(*fns)
 
     check_replays(device, run, held, want, layers.forget)
+
+
+# New tokens of each history, lengths, (query heads, KV heads, head dim), rows of no history.
+DIVIDED: dict[str, tuple[list[int], list[int], tuple[int, int, int], int]] = {
+    "a head alone": ([512], [640], (16, 16, 128), 0),
+    "a group of 64": ([140], [200], (64, 1, 64), 2),
+    "ends inside a tile": ([513], [513], (16, 8, 128), 127),
+    "behind cached ones": ([700], [1003], (16, 8, 128), 0),
+    "one empty": ([300, 0, 333], [400, 0, 1001], (16, 8, 128), 7),
+    "short ones": ([1, 2, 63, 64, 65, 330], [1, 2, 63, 64, 65, 330], (16, 8, 128), 19),
+    "many": ([13] * 40, [77] * 40, (16, 8, 64), 0),
+}
+
+
+@on_gpu
+@pytest.mark.parametrize("name", DIVIDED)
+def test_divided_prefills_of_any_shape(name: str, device: Device) -> None:
+    """Against the reference; keys behind a history's end are NaN, rows of no history come back as zeros, repeats are alike."""
+    new, lengths, (num_heads, num_kv_heads, dim), padding = DIVIDED[name]
+    dims = {"T": sum(new) + padding, "H": len(new), "Q": num_heads, "G": num_kv_heads, "D": dim}
+    if provider(prefill_attention, "gluon", device, **dims) is None:
+        return
+    launch = import_module("xgr_ops.cuda.divided_prefill")
+    generator = torch.Generator().manual_seed(11)
+    counts = [-(-length // PAGE_SIZE) for length in lengths]
+    shape = (sum(counts) + 1, PAGE_SIZE, num_kv_heads, dim)
+    pages = [normal(generator, *shape) for _ in range(2)]
+    order = torch.randperm(sum(counts), generator=generator) + 1
+    table = torch.zeros(len(new), max(counts), dtype=torch.int32)
+    for h, (count, own) in enumerate(zip(counts, torch.split(order, counts), strict=True)):
+        table[h, :count] = own
+        if lengths[h] % PAGE_SIZE:
+            for states in pages:
+                states[int(own[-1]), lengths[h] % PAGE_SIZE :] = torch.nan
+    for states in pages:
+        states[0] = torch.nan
+    q = normal(generator, sum(new) + padding, num_heads, dim)
+    starts = (0, *itertools.accumulate(new))
+    sizes = [torch.tensor(n, dtype=torch.int32).cuda() for n in (table.tolist(), starts, lengths)]
+    arrays = (q, pages[0], pages[1], sizes[0], sizes[1], sizes[2], dim**-0.5)
+    results = [
+        launch.launch_divided_prefill_attention(*arrays, launch.DividedTiles()) for _ in range(3)
+    ]
+    bounds = (max(new), max(lengths), starts, tuple(lengths))
+    expected = prefill_attention.reference(*arrays, *bounds)
+    tolerance = TOLERANCES[torch.bfloat16]
+    torch.testing.assert_close(results[0], expected, atol=tolerance.atol, rtol=tolerance.rtol)
+    assert all(torch.equal(results[0], again) for again in results[1:])
+    assert not results[0][sum(new) :].any()
