@@ -125,10 +125,7 @@ def make_engine(config: RuntimeConfig, device: Device | None = None) -> Engine:
 
 @contextmanager
 def started_patient(engine: Engine, max_wait_ms: float) -> Iterator[Engine]:
-    """A started engine that holds a request back that long for others that fit into its batch.
-
-    Its start runs a request for each catalogue, which would wait as long, so it is told only then.
-    """
+    """A started engine that holds a request back that long for others that fit into its batch, whatever its configuration says."""
     with engine:
         scheduler = engine._scheduler
         scheduler._config = replace(scheduler._config, max_wait_ms=max_wait_ms)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -70,10 +71,20 @@ def by_label(samples: Samples, name: str, label: str) -> dict[str, float]:
     return {key: number for key, number in found.items() if number}
 
 
+_given: set[int] = set()
+_giving = threading.Lock()
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One that nobody listens on, never the same twice: several servers may be about to start."""
+    with _giving:
+        while True:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = int(probe.getsockname()[1])
+            if port not in _given:
+                _given.add(port)
+                return port
 
 
 async def get(

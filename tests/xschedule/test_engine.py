@@ -186,6 +186,15 @@ def test_submitting_while_another_thread_closes(config: RuntimeConfig, oracle: O
             assert is_idle(engine)
 
 
+def test_a_start_waits_for_no_company(config: RuntimeConfig) -> None:
+    """It runs a request for each catalogue, and nobody else can ask yet."""
+    scheduler = replace(config.scheduler, max_wait_ms=60_000.0)
+    start_s = time.monotonic()
+    with make_engine(replace(config, scheduler=scheduler)) as engine:
+        assert time.monotonic() - start_s < 30
+        assert not engine._is_starting
+
+
 def test_before_it_is_started(config: RuntimeConfig, oracle: Oracle) -> None:
     engine = make_engine(config)
     with pytest.raises(EngineClosed, match="not started"):

@@ -96,6 +96,7 @@ class Engine(EngineLoop):
         """
         if self._thread is not None:
             return
+        self._is_starting = True  # its batches wait for no company
         self._thread = threading.Thread(target=self._loop, name="xgr-engine", daemon=True)
         self._thread.start()
         prompt = np.zeros(1, dtype=np.int64)
@@ -105,6 +106,7 @@ class Engine(EngineLoop):
                 search = Search(catalog=name)
                 self.recommend([RecRequest("warm-up", prompt_token_ids=prompt, searches=(search,))])
             with self._wake:
+                self._is_starting = False
                 self._totals = Totals()
                 self._scheduler.usual_run_s = 0.0
                 self._forecast.forget()

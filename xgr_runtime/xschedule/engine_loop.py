@@ -85,6 +85,7 @@ class EngineLoop:
         self._running = Running()
         self._in_flight = InFlight(config.scheduler.max_batches_in_flight)
         self._forecast = Forecast()
+        self._is_starting = False
         self._is_draining = False
         self._is_closed = False
         self._failure: BaseException | None = None
@@ -145,7 +146,8 @@ class EngineLoop:
             self._scheduler.expect(free_s, is_company_coming=self._num_coming > 0)
             expired = self._scheduler.expire(now)
             if not expired:
-                scheduled = self._scheduler.schedule(now, is_draining=self._is_draining)
+                is_last = self._is_draining or self._is_starting  # nobody else comes
+                scheduled = self._scheduler.schedule(now, is_draining=is_last)
                 if scheduled is not None:
                     self._is_taking = False
                     self._running.add(scheduled)
