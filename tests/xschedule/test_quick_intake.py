@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -271,3 +273,44 @@ def test_what_a_preparation_should_not_raise_reaches_the_caller(
         assert isinstance(broken.exception(TIMEOUT_S), ZeroDivisionError)
     engine._expect_company(-1)  # what the broken one did not get to
     assert engine.submit_future(request_of("next", history(oracle))).result(TIMEOUT_S)
+
+
+@pytest.mark.parametrize("is_quick_one", [True, False])
+def test_a_callback_that_raises_anything_stops_no_thread(
+    engine: Engine, oracle: Oracle, caplog: pytest.LogCaptureFixture, *, is_quick_one: bool
+) -> None:
+    """A future catches Exception alone, and whoever settles it is a thread of the engine."""
+
+    def give_up(_: object) -> None:
+        raise asyncio.CancelledError
+
+    wait_until(lambda: engine._is_taking)
+    ids = np.array([-1]) if is_quick_one else [1.5]
+    with engine._wake:  # before anybody comes to it
+        request = RecRequest(history_item_ids=ids, on_unknown="error")  # type: ignore[arg-type]
+        refused = engine.submit_future(request)
+        refused.add_done_callback(give_up)
+    assert isinstance(refused.exception(TIMEOUT_S), InvalidRequest)
+    for request in (request_of("quick", history(oracle)), excluding(oracle, "not")):
+        assert engine.submit_future(request).result(TIMEOUT_S)
+    wait_until(lambda: is_idle(engine))
+    assert engine._num_coming == 0
+    assert "a callback of a request's future failed" in caplog.text
+
+
+class Lazy(Sequence[int]):
+    """Ids that somebody else has to fetch, in vain."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: Any) -> Any:
+        raise SystemExit(2)
+
+
+def test_ids_that_raise_anything_when_they_are_read(engine: Engine, oracle: Oracle) -> None:
+    broken = engine.submit_future(RecRequest(history_item_ids=Lazy()))  # type: ignore[arg-type]
+    assert isinstance(broken.exception(TIMEOUT_S), SystemExit)
+    assert engine.submit_future(excluding(oracle, "next")).result(TIMEOUT_S)
+    wait_until(lambda: is_idle(engine))
+    assert (engine._num_waiting, engine._num_coming) == (0, 0)

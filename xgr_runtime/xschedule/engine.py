@@ -343,7 +343,7 @@ class Engine(EngineLoop):
             return
         try:
             state = self._intake.prepare(request, arrival_s)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the caller must hear of it
+        except BaseException as error:  # noqa: BLE001 - whatever it is, a caller's own object may raise it, and he must hear of it
             self._expect_company(-1)
             settle(future, error)
             return

@@ -68,7 +68,7 @@ def prepare_one(prepare: Prepare, given: Given) -> None:
     _, future, _ = given
     try:
         prepare(*given)
-    except Exception as error:
+    except BaseException as error:  # of a caller's own objects: these threads get no signals
         logger.exception("a request could not be prepared")
         if not future.done():
             settle(future, error)

@@ -1,5 +1,6 @@
 """A request inside the engine: what was asked, what it became, where its answer goes."""
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from xgr_runtime.types import Int64Array, Normalization, RecRequest, RecResult
 from xgr_runtime.xbeam.catalog import Catalog
 from xgr_runtime.xbeam.rules import Cleared, RuleSet, TagExpression
 from xgr_runtime.xschedule.rule_rows import RuleRowTable
+
+logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -94,13 +97,16 @@ class RequestState:
 
 
 def settle(future: "Future[_T]", outcome: "_T | BaseException") -> None:
-    """Set a future's outcome unless it was cancelled meanwhile."""
+    """Set a future's outcome unless it was cancelled meanwhile. What its owner's callbacks raise is logged: others' requests go on."""
     if not future.set_running_or_notify_cancel():
         return
-    if isinstance(outcome, BaseException):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)
+    try:
+        if isinstance(outcome, BaseException):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+    except BaseException:  # a Future itself catches and logs Exception alone
+        logger.exception("a callback of a request's future failed")
 
 
 def as_int64(values: Sequence[int] | npt.NDArray[np.integer]) -> Int64Array:
