@@ -182,11 +182,11 @@ def test_a_second_signal_stops_at_once(world: World, contents: list[Content]) ->
 
     async def drive(process: subprocess.Popen[str], target: str) -> float:
         async with AsyncRecommendClient(target, timeout_s=60) as client:
-            queued = [asyncio.ensure_future(load.call(client)) for _ in range(250)]
+            queued = [asyncio.ensure_future(load.call(client)) for _ in range(380)]
             await asyncio.sleep(0)
             await is_taken_in(client)
             process.send_signal(signal.SIGTERM)
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.05)
             process.send_signal(signal.SIGTERM)
             second_s = time.monotonic()
             await asyncio.gather(*queued)

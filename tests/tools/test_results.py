@@ -40,6 +40,7 @@ def made_up() -> Results:
                     **{"items": 1000, "normalization": normalization, "rules": "none"},
                     **{"cached_tokens": cached, **times, "floor_ms": floor},
                     **{"memory_mib": 5.0, "violations": 0, "near_ties": 2, "runs": 8},
+                    **{"wall_median_ms": 4 * floor, "checked_requests": min(2, row.requests)},
                 }
             )
     facts = {"device": "NVIDIA H200", "driver": "1", "torch": "2", "triton": "3", "date": "today"}
@@ -60,7 +61,7 @@ def made_up() -> Results:
     engine = {
         **report,
         "reference_checks": checks,
-        "catalog": {"items": 1000},
+        "catalog": {"items": 1000, "codes": "skewed"},
         "floor_tflops": 779,
         "rows": rows,
     }
@@ -72,7 +73,8 @@ def made_up() -> Results:
         **{"share_of_floor": 0.5, "error_of_tolerance": 0.1, "runs": 25},
     }
     staged = {**op, "provider": "parts", "is_bound": False, "median_ms": 0.3, "p80_ms": 0.4}
-    return Results({**engine, "memory": memory, "load": load}, {**report, "rows": [op, staged]})
+    ops = {**report, "rows": [op, staged], "floor": {"tflops": 779.0, "tb_per_s": 4.24}}
+    return Results({**engine, "memory": memory, "load": load}, ops)
 
 
 def write(results: Results, folder: Path) -> None:
@@ -237,7 +239,7 @@ def test_the_section_is_written_and_its_age_noticed(tmp_path: Path) -> None:
         line for line in text.splitlines() if line.startswith("| qwen3-1.7B | 256 | 5,000 x 8 |")
     )
     assert line.count("| 33% |") == 2
-    assert line.endswith("| 33% | FlashRec 882, NVIDIA 307.9 |")
+    assert line.endswith("| 33% | 795.33 | FlashRec 882, NVIDIA 307.9 |")
     assert "| 0.100 (0.100-0.100) | 1 TFLOP/s | 50% | by its parts 0.300 |" in text
     results.engine["memory"]["start"]["kernels_compiled_before"] = 54
     results.ops["rows"][0].update(dict.fromkeys(("p20_ms", "median_ms", "p80_ms"), 0.00974))

@@ -10,7 +10,7 @@ from tools._bench.results import ENGINE, OPS, Results, engine_row, without_figur
 from tools._bench.results_targets import MIB_PER_GB, targets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 PLOT = "engine_h200.svg"
 # Measured or published by others for the same model, width and number of requests; milliseconds.
@@ -59,7 +59,8 @@ def section(results: Results | None) -> str:
         _introduction(results.engine),
         f"![milliseconds of a batch beside its counted floor](tools/results/{PLOT})",
         "\n".join(_engine_table(results)),
-        f"Others, in milliseconds: {OTHERS_TEXT}",
+        f"At the caller: from the first request's submission to the last answer, one batch after the other. Others, in milliseconds: "
+        f"{OTHERS_TEXT}",
         "\n".join(_target_table(results)),
         "\n".join(_lines(results)),
         "\n".join(_op_table(results.ops)),
@@ -88,23 +89,33 @@ def _introduction(report: dict[str, Any]) -> str:
     return (
         f"{e['device']}, driver {e['driver']}, torch {e['torch']}, triton {e['triton']}, bf16, commit {report['commit']}, "
         f"{e['date']} UTC. On that day a product of 8192^3 ran at {e['bf16_product_tflops']} TFLOP/s and a copy within the "
-        f"device at {e['copy_tb_per_s']} TB/s. Random weights of the named sizes, {report['catalog']['items']:,} random items, three "
-        "levels, histories that no run had seen before; milliseconds on the device from the first copy of a batch's inputs to "
-        "the end of the copy of its outcome, medians (20th to 80th percentile). Before anything is timed, answers of every row "
-        "are compared with a plain torch decoder in float32. The floor is the batch's counted floating-point operations at "
-        f"{report['floor_tflops']:g} TFLOP/s."
+        f"device at {e['copy_tb_per_s']} TB/s. Random weights of the named sizes, {report['catalog']['items']:,} random items "
+        f"({report['catalog']['codes']} codes), three levels, histories that no run had seen before; milliseconds on the device from the first copy of a batch's inputs to "
+        "the end of the copy of its outcome, medians (20th to 80th percentile) of "
+        f"{' to '.join(map(str, _ends(row['runs'] for row in report['rows'])))} runs. Before anything is timed, answers to "
+        f"{' or '.join(map(str, _ends(row['checked_requests'] for row in report['rows'])))} requests of every row's batch are "
+        "compared with a plain torch decoder in float32, within the tolerances of `xgr_runtime/hal/tolerances.py`. `level` "
+        "normalises a beam's scores over the codes of its level, `vocab` over the whole vocabulary. The floor is the batch's "
+        f"counted floating-point operations at {report['floor_tflops']:g} TFLOP/s, the most that a product reached on such a card "
+        "on 2026-11-29; the share is the floor over the time."
     )
 
 
+def _ends(numbers: Iterable[int]) -> list[int]:
+    found = sorted(set(numbers))
+    return found if len(found) < 3 else [found[0], found[-1]]
+
+
 def _engine_table(results: Results) -> Iterator[str]:
-    yield "| model | beams | history x requests | `level` ms | of the floor | `vocab` ms | of the floor | others |"
-    yield "|---|---|---|---|---|---|---|---|"
+    yield "| model | beams | history x requests | `level` ms | of the floor | at the caller | `vocab` ms | of the floor | at the caller | others |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
     for row in ROWS:
         cells = []
         for normalization in ("level", "vocab"):
             found = engine_row(results, row, normalization)
             share = found and f"{found['floor_ms'] / found['median_ms']:.0%}"
-            cells += [_spread(found) if found else "not measured", share or ""]
+            wall = found and f"{found['wall_median_ms']:.2f}"
+            cells += [_spread(found) if found else "not measured", share or "", wall or ""]
         others = ", ".join(f"{who} {ms:,g}" for who, ms in OTHERS.get(row.name, ()))
         what = f"{row.history:,} x {row.requests}{KINDS[row.kind]}"
         yield f"| {row.model} | {row.width:,} | {what} | {' | '.join(cells)} | {others} |"
@@ -127,8 +138,11 @@ def _lines(results: Results) -> Iterator[str]:
     for name, what in (("", "no rules"), ("-rules", "rules in every request")):
         found = engine_row(results, _named("0.6B-w512-h1024-b8" + name), "level")
         if found and free:
-            share = found["median_ms"] / free["median_ms"]
-            yield f"- the catalogue of {found['items']:,} items, {what}, over no catalogue: {share:.3f}"
+            share, wall = (found[key] / free[key] for key in ("median_ms", "wall_median_ms"))
+            yield (
+                f"- the catalogue of {found['items']:,} items, {what}, over no catalogue: {share:.3f}; at the caller, where "
+                f"requests are prepared before the batch and ranked behind it, {wall:.3f}"
+            )
     memory, load = results.engine.get("memory"), results.engine.get("load")
     if memory:
         yield (
@@ -161,6 +175,11 @@ def _words(row: Row) -> str:
 
 
 def _op_table(report: dict[str, Any]) -> Iterator[str]:
+    yield (
+        f"An op's floor is the larger of its counted operations at {report['floor']['tflops']:g} TFLOP/s and its counted bytes at "
+        f"{report['floor']['tb_per_s']:g} TB/s."
+    )
+    yield ""
     yield "| op, one layer | call | provider | ms | rate | of its floor | beside it, ms |"
     yield "|---|---|---|---|---|---|---|"
     for op, pattern in SHOWN_OPS:
