@@ -64,7 +64,7 @@ def wanted_ops(patterns: Sequence[str]) -> list[str]:
 def all_works(place: Place, num_items: int, wanted: Sequence[str]) -> Iterator[OpWork]:
     """Every measured call of these ops."""
     parts = [op_attention.works(place), op_cache.works(place)]
-    searched = ("head_", "level_", "children_", "select_", "flag_")
+    searched = ("head_", "level_", "children_", "select_", "flag_", "flagged_")
     if any(name.startswith(searched) for name in wanted):
         parts.append(op_search.works(place, num_items))
     parts += [

@@ -88,6 +88,14 @@ def test_a_tiny_run_measures_every_op(capsys: pytest.CaptureFixture[str], tmp_pa
     assert all("cuDNN" in name or "FlashInfer" in name for name in missing)
 
 
+def test_an_op_that_is_asked_alone_has_the_calls_that_it_has_among_all() -> None:
+    """Each op's checks have a process of their own, which draws what that op needs and no more."""
+    place, names = Place(CPU, torch.float32, is_tiny=True), list(all_ops())
+    of_all = [work.name for work in bench_ops.all_works(place, 300, names)]
+    alone = [w.name for name in names for w in bench_ops.all_works(place, 300, [name])]
+    assert sorted(alone) == sorted(of_all)
+
+
 def test_a_wrong_provider_has_no_figure(tmp_path: Path) -> None:
     @impl(rms_norm, provider="wrong", device="cpu")
     def wrong(x_NM: torch.Tensor, weight_M: torch.Tensor, eps: float) -> torch.Tensor:
