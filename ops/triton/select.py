@@ -39,8 +39,9 @@ GROUPS_FOR_A_BEAM = 4
 # Programs of a search that count its rows while others rank.
 COUNTERS = 8
 # Candidates of a round, gaps among them included, that each program of one kernel holds, 16 a thread: of several rows, and of one.
-# On an H200, the selection alone, in one kernel and by lists, us: 128 rows of 4 children 4.7 and 7.3, 256 7.1 and 11.3; 512 12.2
-# and 8.8; 8 x 128 18.8 and 9.0; 8 x 256 44.9 and 14.3; one row of 8,192 children for 128 beams 10.8 and 10.0, for 512 17.1 and 17.7.
+# On an H200, the selection alone, in one kernel and by lists, us: 128 rows of 4 children 4.7 and 7.3; 512 12.2 and 8.8; 8 x 128
+# 18.8 and 9.0; one row of 8,192 children for 128 beams 10.8 and 10.0, for 512 17.1 and 17.7. Beside lists as they were before they
+# started early: 256 rows 7.1 and 11.3, 8 x 256 44.9 and 14.3.
 FEW_CANDIDATES, FEW_OF_ONE_ROW = 1024, 8192
 FEW_OF_A_WARP, MOST_FEW_WARPS = 512, 16
 # Programs of a search that share their ranks, and of all searches: each scores all candidates of its search.
