@@ -5,8 +5,9 @@
 One engine on the CPU serves a catalogue of a million items to one client that sends its next request when it has its
 answer. Beside it versions are loaded, activated and retired in turn. A second thread sleeps a millisecond at a time and
 notes how late it wakes: that is how long the interpreter's lock was held by somebody else. Latency and lateness of the
-moments with a load are compared with those of the idle moments between them, so both see the same machine. After each
-cycle the process's resident and anonymous memory and the bytes of the device slots are read.
+moments with a change are compared with those of the idle moments between them, so both see the same machine. After each
+cycle the process's resident and anonymous memory and the bytes of the device slots are read, once what the load ran into
+has ended. Exit code: 0, or 1 when a load was over before anything fell into it, so that it has no figures.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 NUM_LEVELS = 3
 FIRST_TOKEN = 8
 NAME = "main"
+# What is still under way at the end of a load belongs to it: so long is waited for it.
+LAST_SAMPLE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,7 @@ def run(sizes: Sizes, folder: Path, seed: int = 0) -> dict[str, Any]:
     progress(f"two versions of {sizes.num_items} items, {paths[0].stat().st_size >> 20} MiB each")
     requests, lateness, stop = Samples(), Samples(), threading.Event()
     loads: list[tuple[float, float]] = []
+    changes: list[tuple[float, float]] = []
     pauses: list[tuple[float, float]] = []
     with make_engine(folder, sizes, paths[0], seed) as engine:
         threads = [
@@ -160,15 +164,27 @@ def run(sizes: Sizes, folder: Path, seed: int = 0) -> dict[str, Any]:
                 loads.append((start, time.perf_counter()))
                 engine.activate_catalog(NAME, version)
                 retire(engine, f"v{1 + cycle % 2}")
+                changes.append((start, time.perf_counter()))
+                wait_past(changes[-1][1], requests, lateness)
+                pause_s = time.perf_counter()
                 states.append(state(engine))
-                pauses.append((loads[-1][1], time.perf_counter()))
+                pauses.append((pause_s, time.perf_counter()))
                 progress(f"cycle {cycle + 1}: load {loads[-1][1] - start:.2f} s, {states[-1]}")
             time.sleep(sizes.idle_s)
         finally:
             stop.set()
             for thread in threads:
                 thread.join()
-    return report(sizes, seed, requests, lateness, loads, pauses, states)
+    return report(sizes, seed, requests, lateness, loads, changes, pauses, states)
+
+
+def wait_past(moment_s: float, *all_samples: Samples) -> None:
+    """Until each has a sample that began after a moment: what ran at it has ended, and was noted."""
+    end_s = time.perf_counter() + LAST_SAMPLE_S
+    while not all(samples.at_s and samples.at_s[-1] > moment_s for samples in all_samples):
+        if time.perf_counter() > end_s:
+            raise TimeoutError(f"no request ended in {LAST_SAMPLE_S:.0f} s after a load")
+        time.sleep(1e-3)
 
 
 def retire(engine: Engine, version: str) -> None:
@@ -184,15 +200,19 @@ def report(
     requests: Samples,
     lateness: Samples,
     loads: Sequence[tuple[float, float]],
+    changes: Sequence[tuple[float, float]],
     pauses: Sequence[tuple[float, float]],
     states: Sequence[dict[str, float]],
 ) -> dict[str, Any]:
-    """Samples that overlap a load against all others, without the first second and the moments of looking at memory."""
+    """Samples that overlap a change (load, activation, retirement) against all others.
+
+    Without the first second, and without what overlaps a moment of looking at memory. Moments in seconds.
+    """
     found: dict[str, Any] = {}
     for name, samples in (("requests", requests), ("lateness", lateness)):
         start = np.asarray(samples.at_s)
         end = start + np.asarray(samples.ms) / 1e3
-        in_load, in_pause = overlap(start, end, loads), overlap(start, end, pauses)
+        in_load, in_pause = overlap(start, end, changes), overlap(start, end, pauses)
         is_late = start > start[0] + min(1.0, sizes.idle_s / 2)
         found[name] = {
             "idle": samples.summary(~in_load & ~in_pause & is_late),
@@ -229,7 +249,11 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--cycles must be at least 3, got {args.cycles}")
     with tempfile.TemporaryDirectory() as folder:
         sizes = Sizes(num_items=args.items, cycles=args.cycles, idle_s=args.idle_s)
-        write_report(run(sizes, Path(folder), args.seed), args)
+        found = run(sizes, Path(folder), args.seed)
+    write_report(found, args)
+    if not (found["requests"]["during_load"]["num"] and found["lateness"]["during_load"]["num"]):
+        progress("error: every load was over before a sample fell into it: take more items")
+        return 1
     return 0
 
 

@@ -22,11 +22,11 @@ class Samples:
         self.at_s.append(start_s)
         self.ms.append(value_ms)
 
-    def summary(self, is_inside: Sequence[bool] | np.ndarray[Any, Any]) -> dict[str, float]:
-        """Percentiles of the chosen samples."""
+    def summary(self, is_inside: Sequence[bool] | np.ndarray[Any, Any]) -> dict[str, float | None]:
+        """Percentiles of the chosen samples; None of none."""
         chosen = np.asarray(self.ms)[np.asarray(is_inside, bool)]
         if not len(chosen):
-            raise SystemExit("no sample falls into the span: take more items or more time")
+            return {"p50_ms": None, "p99_ms": None, "p999_ms": None, "max_ms": None, "num": 0}
         p50, p99, p999, most = np.percentile(chosen, [50, 99, 99.9, 100]).round(3).tolist()
         return {"p50_ms": p50, "p99_ms": p99, "p999_ms": p999, "max_ms": most, "num": len(chosen)}
 
