@@ -30,7 +30,7 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tools._bench.command import exit_code_of, number, whole
-from tools._bench.load import Arrivals, Tally, run_closed, run_open
+from tools._bench.load import RETRY_S, Arrivals, Tally, run_closed, run_open
 from tools._bench.soak_world import build_catalogs, service, traffic_options, write_config
 from tools._bench.timing import add_output_arguments, environment, progress, write_report
 from tools._bench.traffic import Traffic
@@ -176,7 +176,7 @@ async def sample(pid: int, memory: Memory, tally: Tally) -> None:
 async def stop_under_load(
     client: AsyncRecommendClient, traffic: Traffic, process: subprocess.Popen[str]
 ) -> dict[str, int]:
-    """SIGTERM with requests in flight; the statuses of those sent around it."""
+    """SIGTERM with requests in flight; the statuses of those sent around it, until one is refused."""
     tally = Tally()
     load = asyncio.ensure_future(
         run_closed(client, traffic, tally, 16, time.monotonic() + 1.2, NO_LIMIT)
@@ -184,6 +184,9 @@ async def stop_under_load(
     await asyncio.sleep(0.5)
     process.send_signal(signal.SIGTERM)
     await load
+    end_s = time.monotonic() + STOP_LIMIT_S
+    while not tally.statuses["UNAVAILABLE"] and time.monotonic() < end_s:
+        await run_closed(client, traffic, tally, 16, time.monotonic() + RETRY_S, NO_LIMIT)
     return dict(sorted(tally.statuses.items()))
 
 

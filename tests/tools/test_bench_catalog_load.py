@@ -42,10 +42,10 @@ def samples_at(moments_s: list[float], ms: list[float]) -> Samples:
 def report_of(samples: Samples) -> dict[str, Any]:
     """Two changes, from 3 to 4 and from 13 to 14 s, after each a look at memory of half a second; loads take half of them."""
     states = [{"resident_mib": mib, "anonymous_mib": 1.0} for mib in (100.0, 110.0, 111.5)]
-    spans = [
-        [(first + at, first + to) for first in (0, 10)] for at, to in ((3, 3.5), (3, 4), (5, 5.5))
-    ]
-    return report(Sizes(cycles=2), 0, samples, samples, *spans, states)
+    loads, changes, pauses = (
+        [(at, to), (10 + at, 10 + to)] for at, to in ((3.0, 3.5), (3.0, 4.0), (5.0, 5.5))
+    )
+    return report(Sizes(cycles=2), 0, samples, samples, loads, changes, pauses, states)
 
 
 def test_a_report_of_known_samples() -> None:

@@ -32,7 +32,9 @@ def test_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert report["timed_prompt_tokens"] == 100
     assert 100 - 9 <= report["timed_cached_tokens"] < 100
     assert report["evicted_pages"] == 0
-    assert 0 < report["time_ratio_hit_to_miss"] < 3
+    hit, miss = (report["timings_ms"][case]["median_ms"] for case in ("hit", "miss"))
+    assert report["time_ratio_hit_to_miss"] == pytest.approx(hit / miss, abs=1e-4)
+    assert min(hit, miss) > 0
 
 
 def test_a_cache_without_room_evicts(capsys: pytest.CaptureFixture[str]) -> None:

@@ -204,7 +204,7 @@ def test_a_round_says_what_was_found_and_ends_in_time(
     monkeypatch.setattr(cuda_sanitize_all, "load_providers", lambda _: ())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     log = tmp_path / "log"
-    arguments = ["--ops", "silu_mul", "--each", "15", "--log", str(log)]
+    arguments = ["--ops", "silu_mul", "--each", "300", "--log", str(log)]
     checker = str(fake_checker(tmp_path, WRITE))
     tools = ["--tools", "memcheck", "racecheck"]
     assert cuda_sanitize_all.main([*arguments, *tools, "--checker", checker]) == 1

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
+import signal
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from tests.service.stand_in import answer
 from tools import soak
+from tools._bench.load import run_closed
+from tools._bench.traffic import Traffic, TrafficOptions
+from xgr_runtime.errors import EngineClosed
+from xgr_runtime.service.client import AsyncRecommendClient
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tools._bench.load import Tally
+    from xgr_runtime.types import RecRequest, RecResult
 
 
 def memory_of(mib: list[float], done_per_sample: int = 100) -> soak.Memory:
@@ -123,9 +135,81 @@ def test_a_service_that_does_not_start_is_one_line(capfd: pytest.CaptureFixture[
     assert "error: the service did not start; what it said is above" in capfd.readouterr().err
 
 
+class SlowToStop:
+    """A service, its process and its client in one: it refuses requests a while after it was told to stop."""
+
+    stops_after_s = 1.0
+
+    def __init__(self) -> None:
+        self.refuses_from_s = math.inf
+
+    def send_signal(self, number: int) -> None:
+        assert number == signal.SIGTERM
+        self.refuses_from_s = time.monotonic() + self.stops_after_s
+
+    async def recommend(self, request: RecRequest) -> RecResult:
+        await asyncio.sleep(0.01)
+        if time.monotonic() >= self.refuses_from_s:
+            raise EngineClosed("stopping")
+        return answer(request)
+
+
+def test_a_stop_is_loaded_until_it_is_noticed() -> None:
+    service: Any = SlowToStop()
+    traffic = Traffic(TrafficOptions(), 0)
+    statuses = asyncio.run(soak.stop_under_load(service, traffic, service))
+    assert set(statuses) == {"OK", "UNAVAILABLE"}
+
+
+class Seen:
+    """What a run has to see before it may end, however slow the machine is."""
+
+    def __init__(self, warmup: int) -> None:
+        self.warmup = warmup
+        self.num_samples = 0
+        self.is_swapped = self.is_swapped_back = False
+
+    def is_enough(self, tally: Tally) -> bool:
+        kinds = {"OK", "CANCELLED", "INVALID_ARGUMENT"} <= set(tally.statuses)
+        return kinds and self.num_samples >= 3 and self.is_swapped_back
+
+
+def run_until_enough(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run's main load goes on until enough was seen, for five minutes at most."""
+    add, recommend = soak.Memory.add, AsyncRecommendClient.recommend
+
+    def count(memory: soak.Memory, pid: int, num_done: int) -> None:
+        add(memory, pid, num_done)
+        seen.num_samples += num_done >= seen.warmup
+
+    async def look(client: AsyncRecommendClient, request: RecRequest, **options: Any) -> RecResult:
+        was_swapped = seen.is_swapped
+        result = await recommend(client, request, **options)
+        version = result.results[0].catalog_version
+        seen.is_swapped |= version == "v1"
+        # One that was sent after a swap and sees the version before it came after a second one.
+        seen.is_swapped_back |= was_swapped and version == "v0"
+        return result
+
+    # Only the main load has a warm-up.
+    async def run(client: AsyncRecommendClient, traffic: Traffic, tally: Tally, *rest: Any) -> None:
+        concurrency, until_s, most = rest
+        end_s = time.monotonic() + 300
+        await run_closed(client, traffic, tally, concurrency, until_s, most)
+        while tally.skip and not seen.is_enough(tally) and time.monotonic() < end_s:
+            await run_closed(client, traffic, tally, concurrency, time.monotonic() + 0.5, most)
+
+    monkeypatch.setattr(soak.Memory, "add", count)
+    monkeypatch.setattr(AsyncRecommendClient, "recommend", look)
+    monkeypatch.setattr(soak, "run_closed", run)
+
+
 @pytest.mark.e2e
-def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_short_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Too short to tell growth (so any is allowed): traffic of every kind, swaps, a stop under load, nothing left over."""
+    run_until_enough(Seen(20), monkeypatch)
     out = tmp_path / "report.json"
     arguments = ["--minutes", "0.06", "--warmup", "20", "--swap-every-s", "0.5"]
     assert soak.main([*arguments, "--limit-percent", "1000", "--json", "--out", str(out)]) == 0

@@ -24,7 +24,7 @@ from xgr_runtime.service.server import ServeEnd, serve
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-REST_S = 10.0
+REST_S = 60.0
 
 
 class Swapper:
