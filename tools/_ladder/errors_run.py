@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 XGR = (sys.executable, "-m", "xgr_runtime.cli")
 SERVE = ("serve", "--config", "demo", "--port", "0")
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 # What a child does under a fault: the error of torch_npu as this runtime names it.
 EXPLAIN = """
 import sys

@@ -89,7 +89,7 @@ CHECKS = (
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=100
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
     )
 
 

@@ -34,7 +34,7 @@ OPTIONS = (
     "--enable-hivm-compile=true",
     "--enable-triton-kernel-compile=true",
 )
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 TYPE_NAMES = {
     torch.float16: "*fp16",
     torch.bfloat16: "*bf16",

@@ -39,7 +39,7 @@ def main(target: str, metrics: str) -> None:
     ids = ask(target)
     with grpc.insecure_channel(target) as channel:
         health = health_pb2_grpc.HealthStub(channel)
-        reply = health.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=10)
+        reply = health.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=60)
         assert reply.status == health_pb2.HealthCheckResponse.SERVING
         check_reflection(channel, ids)
     assert num_requests(metrics) == {"OK": 2, "INVALID_ARGUMENT": 1}
@@ -50,7 +50,7 @@ def ask(target: str) -> list[int]:
     """The items of one request through the runtime's client."""
     search = Search(num_results=3, rules=Rules(exclude_history=True))
     request = RecRequest(history_item_ids=np.array(HISTORY), searches=(search,))
-    with RecommendClient(target, timeout_s=30) as client:
+    with RecommendClient(target, timeout_s=60) as client:
         (result,) = client.recommend(request).results
     assert result.num_items == 3
     assert not set(HISTORY) & set(result.item_ids.tolist())
@@ -69,19 +69,19 @@ def check_reflection(channel: grpc.Channel, ids: list[int]) -> None:
     )
     request: Any = request_class(history_item_ids={"values": HISTORY})
     request.searches.add(num_results=3, rules={"exclude_history": True})
-    (result,) = call(request, timeout=30).results
+    (result,) = call(request, timeout=60).results
     assert np.frombuffer(result.item_ids, "<i8").tolist() == ids
     request.searches[0].num_results = 0
-    refused = call.future(request, timeout=30)
+    refused = call.future(request, timeout=60)
     bad = BadRequest()
-    assert refused.exception(timeout=30) is not None
+    assert refused.exception(timeout=60) is not None
     assert rpc_status.from_call(refused).details[0].Unpack(bad)
     assert [v.field for v in bad.field_violations] == ["searches[0].num_results"]
 
 
 def num_requests(metrics: str) -> dict[str, float]:
     """Calls by status that are not 0, as a scraper reads them."""
-    with urllib.request.urlopen(metrics, timeout=10) as reply:
+    with urllib.request.urlopen(metrics, timeout=60) as reply:
         families = list(text_string_to_metric_families(reply.read().decode()))
     samples = [sample for family in families for sample in family.samples]
     named = [sample for sample in samples if sample.name == "xgr_requests_total"]
