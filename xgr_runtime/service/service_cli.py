@@ -97,13 +97,35 @@ def add_client_parser(subparsers: Any) -> None:
         description="Send one history, or one request per line of a file. Exit code: 0 answered, 1 refused or failed, "
         "2 wrong usage, 3 the service cannot be reached or is shutting down, 4 deadline exceeded.",
     )
-    parser.add_argument("--target", default=DEFAULT_TARGET, metavar="HOST:PORT")
-    parser.add_argument("--timeout-s", type=_positive, default=DEFAULT_TIMEOUT_S, metavar="S")
+    parser.add_argument(
+        "--target", default=DEFAULT_TARGET, metavar="HOST:PORT", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--timeout-s",
+        type=_positive,
+        default=DEFAULT_TIMEOUT_S,
+        metavar="S",
+        help="longest wait for an answer; default: %(default)g",
+    )
     parser.add_argument("--json", action="store_true", help="print results as JSON, one a line")
-    parser.add_argument("--concurrency", type=_count, default=1, metavar="N", help="with --input")
-    parser.add_argument("--request-id", default="")
-    parser.add_argument("--on-overflow", choices=["truncate", "error"])
-    parser.add_argument("--on-unknown", choices=["skip", "error"])
+    parser.add_argument(
+        "--concurrency",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="with --input: requests at once; default: %(default)s",
+    )
+    parser.add_argument("--request-id", default="", help="default: one that the server makes up")
+    parser.add_argument(
+        "--on-overflow",
+        choices=["truncate", "error"],
+        help="of a history that is too long; default: the server's search.on_overflow",
+    )
+    parser.add_argument(
+        "--on-unknown",
+        choices=["skip", "error"],
+        help="of items that the catalogue does not know; default: the server's search.on_unknown",
+    )
     _add_inputs(parser.add_argument_group("history (oldest first; exactly one)"))
     _add_search(parser.add_argument_group("search (default: the server's configuration)"))
     parser.set_defaults(handler=client_cli.handle_client)
