@@ -11,6 +11,7 @@ import torch
 
 from tests.helpers.catalogs import contiguous_tokens, random_catalog
 from tests.helpers.engines import (
+    PATIENT_MS,
     Oracle,
     Recording,
     items_of,
@@ -39,8 +40,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.e2e
 VOCAB = 64
-TOGETHER = SchedulerConfig(max_batch_histories=4, max_batch_rows=1024, max_batch_tokens=512)
-MAX_WAIT_MS = 500.0
+TOGETHER = SchedulerConfig(max_batch_histories=4, max_batch_rows=2048, max_batch_tokens=512)
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def recommend(
     config: RuntimeConfig,
     requests: Sequence[RecRequest],
     poison: Poison,
-    max_wait_ms: float = MAX_WAIT_MS,
+    max_wait_ms: float = PATIENT_MS,
 ) -> tuple[list[RecResult], Recording, Any]:
     model = load_model(config.model.path, torch.device("cpu"), torch.float32)
     config = replace(

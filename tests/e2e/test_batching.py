@@ -21,6 +21,7 @@ from tests.helpers.engines import (
     make_config,
     make_engine,
     prompt_of,
+    recommend_together,
     record_batches,
     same_bits,
     started_patient,
@@ -81,8 +82,8 @@ def engine_of(oracle: Oracle, file: Path) -> Engine:
 
 @pytest.fixture(scope="module")
 def running(oracle: Oracle, file: Path) -> Iterator[tuple[Engine, Recording]]:
-    """Waits long enough that one call's requests always meet in one batch."""
-    with started_patient(engine_of(oracle, file), 300.0) as engine:
+    """Waits until eight requests fill a batch, or as many as `recommend_together` is given."""
+    with started_patient(engine_of(oracle, file)) as engine:
         yield engine, record_batches(engine)
 
 
@@ -224,7 +225,7 @@ def test_mates_of_the_same_bucket_change_no_bit(
         ("c", [request("mate c", ids[7:13], replace(other, max_items_per_sid=1))]),
     ):
         batch = [*again([first], f" {name}"), *mates]
-        results.append(engine.recommend(batch)[0])
+        results.append(recommend_together(engine, batch)[0])
         assert recording.of(f"first {name}")[0].num_searches == 2
     assert len({bucket(engine, recording, f"first {name}") for name in "abc"}) == 1
     assert same_bits(results[0], results[1])
@@ -259,7 +260,7 @@ def test_the_loop_counts_only_real_rows(
     requests = [
         RecRequest(f"count {i}", history_item_ids=history, searches=(search,)) for i in range(3)
     ]
-    engine.recommend(requests)
+    recommend_together(engine, requests)
     group, output, _ = recording.of("count 0")
     assert group.num_searches == 3
     assert output.num_live_rows == 3 * (1 + 5 + 5)

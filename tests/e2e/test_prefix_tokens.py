@@ -94,7 +94,7 @@ def test_every_token_in_common_is_found_and_answers_are_the_same(
     answered: list[list[int]] = []
     num_partial = 0
     with ExitStack() as stack:
-        cached = stack.enter_context(started_patient(engine_of(oracle, file, page_size), 50.0))
+        cached = stack.enter_context(started_patient(engine_of(oracle, file, page_size)))
         plain = stack.enter_context(engine_of(oracle, file, page_size, prefix_cache=False))
         recording = record_batches(cached)
         start = rng.choice(every, 4).tolist()

@@ -40,7 +40,6 @@ VOCAB = 64
 SMALL = LimitsConfig(max_prompt_tokens=48, max_beam_width=64, max_num_results=2048)
 # Two requests fill a batch, so nothing depends on how fast this machine is.
 PAIRS = SchedulerConfig(max_batch_histories=2, max_batch_tokens=96, max_batch_rows=128)
-MAX_WAIT_MS = 1000.0
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +60,7 @@ def config(tmp_path_factory: pytest.TempPathFactory, oracle: Oracle) -> RuntimeC
 
 
 def started(config: RuntimeConfig, device: StrictDevice) -> AbstractContextManager[Engine]:
-    return started_patient(make_engine(config, device), MAX_WAIT_MS)
+    return started_patient(make_engine(config, device))
 
 
 def pair(oracle: Oracle, tag: str, normalization: Normalization, seed: int) -> list[RecRequest]:

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from xgr_runtime.xschedule.batch import Batch, BatchOutput, GroupOutput, SearchGroup
 
 PREFIX_TOKENS = (1,)
+PATIENT_MS = 60_000.0
 SMALL_CACHE_BYTES = 1 << 20
 
 
@@ -124,12 +125,26 @@ def make_engine(config: RuntimeConfig, device: Device | None = None) -> Engine:
 
 
 @contextmanager
-def started_patient(engine: Engine, max_wait_ms: float) -> Iterator[Engine]:
-    """A started engine that holds a request back that long for others that fit into its batch, whatever its configuration says."""
+def started_patient(engine: Engine, max_wait_ms: float = PATIENT_MS) -> Iterator[Engine]:
+    """A started engine that holds a request back that long for others that fit into its batch, whatever its configuration says.
+
+    Longer than any machine is held up: batches have to be full, which closes them at once.
+    """
     with engine:
         scheduler = engine._scheduler
         scheduler._config = replace(scheduler._config, max_wait_ms=max_wait_ms)
         yield engine
+
+
+def recommend_together(engine: Engine, requests: Sequence[RecRequest]) -> list[RecResult]:
+    """Answers of a patient engine to requests that are one batch, which is full with them."""
+    scheduler = engine._scheduler
+    before = scheduler._config
+    scheduler._config = replace(before, max_batch_histories=len(requests))
+    try:
+        return engine.recommend(requests)
+    finally:
+        scheduler._config = before
 
 
 @dataclass
