@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pickle
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 from tests.helpers.engines import make_engine, record_batches, request_of
@@ -15,6 +15,7 @@ from tests.helpers.product import watch_batches
 from tests.helpers.strict_device import RuleBroken, StrictDevice
 from tests.xschedule.running import history
 from xgr_runtime.config import OpsConfig
+from xgr_runtime.hal import cpu
 from xgr_runtime.hal.cpu import CpuDevice, CpuTimer
 from xgr_runtime.types import Search
 from xgr_runtime.xschedule.stage_clock import RoundMarks, StageClock
@@ -33,42 +34,53 @@ DEVICES: dict[str, Callable[[], Device]] = {
     "one graph of all rounds": StrictDevice,
     "one graph per round": lambda: StrictDevice(is_graph_per_round=True),
 }
-DELAY_S = 0.06
 NUM_LEVELS = 3
 
 
-def delayed(fn: Callable[..., Any], seconds: float) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        time.sleep(seconds)
-        return fn(*args, **kwargs)
+@dataclass
+class Clock:
+    """What the timers of the host read: nothing takes any time but what is delayed, by a second each."""
 
-    return call
+    now_s: float = 0.0
+
+    def delayed(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.now_s += 1.0
+            return fn(*args, **kwargs)
+
+        return call
 
 
-def delay_select(engine: Engine) -> None:
+def delay_select(engine: Engine, clock: Clock) -> None:
     for ops in engine.runner._bound.values():
-        ops.select_beams = delayed(ops.select_beams, DELAY_S)
+        ops.select_beams = clock.delayed(ops.select_beams)
 
 
-def delay_model(engine: Engine, name: str) -> None:
-    model = engine.runner._model
-    setattr(model, name, delayed(getattr(model, name), DELAY_S))
+def delay_context(engine: Engine, clock: Clock) -> None:
+    model: Any = engine.runner._model
+    model.context = clock.delayed(model.context)
 
 
-def delay_inputs(engine: Engine) -> None:
-    inputs = engine.runner.inputs
-    inputs.send_first = delayed(inputs.send_first, DELAY_S)  # type: ignore[method-assign]
+def delay_step(engine: Engine, clock: Clock) -> None:
+    model: Any = engine.runner._model
+    model.step = clock.delayed(model.step)
 
 
-def delay_outcome(engine: Engine) -> None:
-    engine.runner.state.copy_to_host = delayed(engine.runner.state.copy_to_host, DELAY_S)  # type: ignore[method-assign]
+def delay_inputs(engine: Engine, clock: Clock) -> None:
+    inputs: Any = engine.runner.inputs
+    inputs.send_first = clock.delayed(inputs.send_first)
+
+
+def delay_outcome(engine: Engine, clock: Clock) -> None:
+    state: Any = engine.runner.state
+    state.copy_to_host = clock.delayed(state.copy_to_host)
 
 
 # what is delayed, and how often in (inputs, prefill, each round, the selection in each round, outcome)
-DELAYS: dict[str, tuple[Callable[[Engine], None], list[int]]] = {
+DELAYS: dict[str, tuple[Callable[[Engine, Clock], None], list[int]]] = {
     "inputs": (delay_inputs, [1, 0, 0, 0, 0, 0, 0, 0, 0]),
-    "context": (lambda engine: delay_model(engine, "context"), [0, 1, 0, 0, 0, 0, 0, 0, 0]),
-    "step": (lambda engine: delay_model(engine, "step"), [0, 0, 0, 1, 1, 0, 0, 0, 0]),
+    "context": (delay_context, [0, 1, 0, 0, 0, 0, 0, 0, 0]),
+    "step": (delay_step, [0, 0, 0, 1, 1, 0, 0, 0, 0]),
     "select": (delay_select, [0, 0, 1, 1, 1, 1, 1, 1, 0]),
     "outcome": (delay_outcome, [0, 0, 0, 0, 0, 0, 0, 0, 1]),
 }
@@ -88,26 +100,30 @@ def flat(ran: tuple[Batch, BatchOutput]) -> list[float]:
     + [("one graph of all rounds", "select"), ("one graph per round", "step")],
 )
 def test_a_delay_is_seen_in_its_stage_alone(
-    config: RuntimeConfig, oracle: Oracle, place: str, stage: str
+    config: RuntimeConfig,
+    oracle: Oracle,
+    place: str,
+    stage: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     delay, counts = DELAYS[stage]
+    clock = Clock()
+    monkeypatch.setattr(cpu, "time", SimpleNamespace(perf_counter=lambda: clock.now_s))
     with make_engine(allowing_reference(config), DEVICES[place]()) as engine:
         recording = record_batches(engine)
 
-        def least() -> list[float]:
-            """Of three batches, because the machine may be busy with other things."""
+        def three() -> list[list[float]]:
+            recording.batches.clear()
             for index in range(3):
                 search = Search(beam_width=8)
                 engine.recommend([request_of(str(index), history(oracle), search)])
-            return [min(times) for times in zip(*map(flat, recording.batches), strict=True)]
+            return list(map(flat, recording.batches))
 
-        before = least()
-        recording.batches.clear()
-        delay(engine)
-        after = least()
-    added = np.subtract(after, before) / DELAY_S
-    assert len(added) == len(counts)
-    assert np.abs(added - counts).max() < 0.5, (added, before, after)
+        before = three()
+        delay(engine, clock)
+        after = three()
+    assert before == [[0] * len(counts)] * 3
+    assert after == [counts] * 3
 
 
 def test_stages_are_disjoint_and_within_the_batch(

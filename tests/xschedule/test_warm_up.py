@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import sys
 import threading
 import weakref
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -391,6 +393,7 @@ def test_progress_is_a_bar_on_a_terminal(
 ) -> None:
     terminal = Terminal()
     monkeypatch.setattr(progress, "REDRAW_EVERY_S", 0.0)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: 0.0))
     engine = make_engine(flat_config, StrictDevice())
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", terminal)
@@ -407,7 +410,9 @@ def test_progress_is_a_bar_on_a_terminal(
 def test_progress_is_a_line_now_and_then_elsewhere(
     flat_config: RuntimeConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.05)
+    seconds = itertools.count()  # one whenever somebody asks
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 4.0)
     with (
         caplog.at_level(logging.INFO, "xgr_runtime"),
         make_engine(flat_config, StrictDevice()) as engine,
