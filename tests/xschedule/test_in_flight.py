@@ -157,9 +157,13 @@ def test_the_answers_are_those_of_one_batch_at_a_time(
     requests, answers, depths = requests_of(oracle, 24), [], list[int]()
     for most in (1, number):
         with make_engine(with_in_flight(config, most, max_batch_histories=1)) as engine:
+            has_begun = threading.Event()
 
-            def before(batch: Batch, engine: Engine = engine) -> None:
+            def before(
+                batch: Batch, engine: Engine = engine, has_begun: threading.Event = has_begun
+            ) -> None:
                 if batch.request_ids == ("r0",):
+                    has_begun.set()
                     wait_until(lambda: engine._scheduler.num_queued == len(requests) - 1)
                 depths.append(len(engine._in_flight))
                 others = [issued.scheduled.batch for issued in engine._in_flight._issued]
@@ -172,7 +176,11 @@ def test_the_answers_are_those_of_one_batch_at_a_time(
             with monkeypatch.context() as patch:
                 patch.setattr(PendingBatch, "is_done", is_done)
                 watch_batches(engine, before)
-                answers.append(engine.recommend(requests))
+                # The others are sent when it runs: two threads prepare them, and it has to be the first.
+                futures = [engine.submit_future(requests[0])]
+                assert has_begun.wait(TIMEOUT_S)
+                futures += map(engine.submit_future, requests[1:])
+                answers.append([future.result(TIMEOUT_S) for future in futures])
     assert depths == [0] * 24 + [*range(number - 1)] + [number - 1] * (25 - number)
     for one, two in zip(*answers, strict=True):
         assert one.results[0].num_items > 0

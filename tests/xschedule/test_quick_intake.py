@@ -17,6 +17,7 @@ from tests.helpers.product import watch_batches
 from tests.xschedule.running import TIMEOUT_S, Gate, history, is_idle, wait_until
 from xgr_runtime.errors import EngineClosed, InvalidRequest
 from xgr_runtime.types import RecRequest, RecResult, Rules, Search
+from xgr_runtime.xschedule import scheduler
 from xgr_runtime.xschedule.intake_thread import QUICK_ENTRIES, is_quick
 
 if TYPE_CHECKING:
@@ -148,9 +149,14 @@ def test_a_quick_request_overtakes_one_that_takes_long(
 
 
 def test_quick_requests_that_come_together_share_a_batch(
-    engine: Engine, gate: Gate, oracle: Oracle, prepared_by: dict[str, str]
+    engine: Engine,
+    gate: Gate,
+    oracle: Oracle,
+    prepared_by: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also with no patience at all, and with one among them that is refused."""
+    monkeypatch.setattr(scheduler, "COMPANY_S", TIMEOUT_S)  # however long the other thread takes
     wait_until(lambda: engine._is_taking)
     with engine._wake:  # the loop wakes up when all of them are there
         first = engine.submit_future(request_of("a", history(oracle)))
@@ -170,8 +176,8 @@ def test_a_burst_is_not_prepared_before_the_first_batch_is_issued(
     config: RuntimeConfig, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The loop is given a batch; who comes behind goes to the other thread."""
-    scheduler = dataclasses.replace(config.scheduler, max_queue=400, max_batch_histories=4)
-    with make_engine(dataclasses.replace(config, scheduler=scheduler)) as engine:
+    large = dataclasses.replace(config.scheduler, max_queue=400, max_batch_histories=4)
+    with make_engine(dataclasses.replace(config, scheduler=large)) as engine:
         by_loop, at_issue = list[str](), list[int]()
 
         def note(request: RecRequest) -> None:
