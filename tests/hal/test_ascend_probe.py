@@ -139,7 +139,7 @@ def asker() -> Iterator[Asker]:
         yield Asker(process)
         assert process.stdin is not None
         process.stdin.close()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 def test_without_torch_npu(asker: Asker) -> None:

@@ -52,12 +52,12 @@ def test_pages_in_use_are_no_loss() -> None:
 
 
 def test_what_an_idle_engine_holds_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conservation, "REST_S", 0.02)
     path = compile_catalog(Catalog((Item(1, (0,)),), ((0,),)), tmp_path / "one.xgr")
     watch = PageWatch()
     with watch.watching(), table_engine(LogitTable(4), {"main": path}) as engine:
         engine.recommend([prompt_request([1])])
         watch.check()
+        monkeypatch.setattr(conservation, "REST_S", 0.02)  # nothing runs any more
         pages = engine.pages.allocate(2)
         with pytest.raises(AssertionError, match="2 pages are held by no request"):
             watch.check()

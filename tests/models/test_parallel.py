@@ -14,6 +14,7 @@ from xgr_runtime.models.registry import load_model
 
 HISTORIES = [[3, 1, 4, 1, 5], [9, 2]]
 TOKENS = [[11, 12], [13]]
+TIMEOUT_S = 120.0
 
 
 class ThreadSum:
@@ -26,9 +27,9 @@ class ThreadSum:
     def of_rank(self, rank: int) -> Callable[[torch.Tensor], torch.Tensor]:
         def sum_over_ranks(x: torch.Tensor) -> torch.Tensor:
             self._parts[rank] = x
-            self._barrier.wait(timeout=30)
+            self._barrier.wait(TIMEOUT_S)
             total = torch.stack([part for part in self._parts if part is not None]).sum(0)
-            self._barrier.wait(timeout=30)
+            self._barrier.wait(TIMEOUT_S)
             return total
 
         return sum_over_ranks
@@ -57,7 +58,7 @@ def test_two_ranks_equal_one(tmp_path: Path, family: str) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(TIMEOUT_S)
     assert sorted(results) == [0, 1]
     for rank in range(2):
         for got, want in zip(results[rank][:2], expected[:2], strict=True):

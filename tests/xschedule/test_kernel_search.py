@@ -12,6 +12,7 @@ import pytest
 from tests.helpers.engines import make_engine
 from tests.helpers.strict_device import StrictDevice
 from tests.helpers.versions import Versions, ask, assert_is_version
+from tests.xschedule.running import TIMEOUT_S
 from tests.xschedule.test_warm_up import version_config
 from xgr_runtime.xschedule import kernel_search, progress
 
@@ -29,7 +30,7 @@ class Counted:
 
     def make_ready(self) -> None:
         self.device.is_asked_to_compile.set()
-        assert self.device.may_compile.wait(30)
+        assert self.device.may_compile.wait(TIMEOUT_S)
         if self.name == self.device.broken:
             raise RuntimeError(f"{self.name} needs more registers than there are")
         with self.device.lock:
@@ -156,12 +157,12 @@ def test_batches_run_while_kernels_of_a_load_are_compiled(
         device.is_asked_to_compile.clear()
         load = threading.Thread(target=engine.load_catalog, args=("main", versions.path(2)))
         load.start()
-        assert device.is_asked_to_compile.wait(30)
+        assert device.is_asked_to_compile.wait(TIMEOUT_S)
         for _ in range(3):
             assert_is_version(ask(engine), 1, versions)
         assert load.is_alive()
         device.may_compile.set()
-        load.join(30)
+        load.join(TIMEOUT_S)
         assert not load.is_alive()
         engine.activate_catalog("main", "v2")
         assert_is_version(ask(engine), 2, versions)
