@@ -23,11 +23,13 @@ from tests.helpers.load import (
     TickWatch,
     assert_at_rest,
     check_outcomes,
+    hold_until_refused,
     make_contents,
     make_shots,
     storm,
 )
 from tests.service.world import World, make_world
+from tests.xschedule.running import TIMEOUT_S, Gate
 from xgr_runtime import Engine, RuntimeConfig
 from xgr_runtime.errors import ConfigError, InvalidRequest
 from xgr_runtime.types import RecRequest, Search
@@ -85,13 +87,19 @@ def run_storm(
     seed: int,
     *,
     is_patient: bool = False,
+    num_refused: int = 0,
 ) -> Counter[str]:
-    """A storm on an engine of its own, checked to the last request; counts by outcome. is_patient: no caller gives up."""
+    """A storm on an engine of its own, checked to the last request; counts by outcome.
+
+    is_patient: no caller gives up. num_refused: nothing is answered before the queue was full for so many.
+    """
     shots = make_shots(contents, np.random.default_rng(seed), count)
     if is_patient:
         shots = [dataclasses.replace(s, deadline_s=None, cancel_after_s=None) for s in shots]
     with Engine.from_config(config) as engine:
         ticks = TickWatch.on(engine)
+        if num_refused:
+            hold_until_refused(engine, num_refused)
         start_s = time.monotonic()
         outcomes = asyncio.run(storm(engine, shots))
         seconds = time.monotonic() - start_s
@@ -131,7 +139,7 @@ def test_a_small_queue_rejects_the_rest(
     world: World, alone: Alone, contents: list[Content], max_queue: int
 ) -> None:
     config = config_of(world, f"scheduler.max_queue={max_queue}", *POOLS["pages for one history"])
-    counts = run_storm(config, contents, alone, 400, seed=4, is_patient=True)
+    counts = run_storm(config, contents, alone, 400, seed=4, is_patient=True, num_refused=101)
     assert counts["RecResult"] >= max_queue, (
         "whoever found a place in the queue waits for an answer"
     )
@@ -164,16 +172,21 @@ def test_what_can_never_fit_is_refused_at_once_and_blocks_nobody(world: World) -
     )
     config = config_of(world, *POOLS["all at once"], "scheduler.max_wait_ms=300")
     with Engine.from_config(config) as engine:
-        ahead = [engine.submit_future(fits) for _ in range(3)]
-        refused = {name: engine.submit_future(request) for name, request in never.items()}
-        behind = [engine.submit_future(fits) for _ in range(3)]
-        for name, future in refused.items():
-            with pytest.raises(InvalidRequest) as caught:
-                future.result(10)
-            assert name in str(caught.value)
-        assert not ahead[-1].done()
+        gate = Gate(engine)
+        with engine._wake:  # all of them are there before any runs
+            ahead = [engine.submit_future(fits) for _ in range(3)]
+            refused = {name: engine.submit_future(request) for name, request in never.items()}
+            behind = [engine.submit_future(fits) for _ in range(3)]
+        try:
+            for name, future in refused.items():
+                with pytest.raises(InvalidRequest) as caught:
+                    future.result(TIMEOUT_S)
+                assert name in str(caught.value)
+            assert not any(future.done() for future in (*ahead, *behind))
+        finally:
+            gate.open()
         for answered in (*ahead, *behind):
-            assert answered.result(30).results[0].num_valid == MAX_WIDTH
+            assert answered.result(TIMEOUT_S).results[0].num_valid == MAX_WIDTH
         assert_at_rest(engine)
 
 
@@ -231,7 +244,9 @@ def test_a_big_request_does_not_starve_behind_small_ones(world: World, pool: str
         waited_s, num_small = asyncio.run(main(engine))
         assert_at_rest(engine)
     assert num_small > 40
-    assert waited_s < 5, f"the big request waited {waited_s:.1f} s beside {num_small} small ones"
+    assert waited_s < TIMEOUT_S, (
+        f"the big request waited {waited_s:.1f} s beside {num_small} small ones"
+    )
 
 
 def test_callers_that_all_give_up_leave_nothing_behind(
