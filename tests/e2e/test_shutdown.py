@@ -36,12 +36,13 @@ from xgr_runtime.service.server import RecommendServer
 from xgr_runtime.types import RecRequest, RecResult, Search
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 pytestmark = pytest.mark.e2e
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-END_S = 30.0
+END_S = 60.0
+PROBE_S = 0.005
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +64,25 @@ def contents(world: World) -> list[Content]:
 
 
 def command(world: World, *overrides: str, port: int = 0) -> list[str]:
+    return ["-m", "xgr_runtime.cli", "serve", *options_of(world, *overrides, port=port)]
+
+
+def held_command(world: World, *overrides: str) -> list[str]:
+    """Its engine answers nobody from SIGUSR1 to SIGUSR2."""
+    return ["-m", "tests.e2e.serve_held", *options_of(world, *overrides)]
+
+
+def options_of(world: World, *overrides: str, port: int = 0) -> list[str]:
     sets = [part for override in overrides for part in ("--set", override)]
-    options = ["--port", str(port), *sets, "--log-level", "error"]
-    return ["-m", "xgr_runtime.cli", "serve", "--config", str(world.config), *options]
+    return ["--config", str(world.config), "--port", str(port), *sets, "--log-level", "error"]
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Return once it is true, however long this machine takes."""
+    end_s = time.monotonic() + END_S
+    while not condition():
+        assert time.monotonic() < end_s
+        await asyncio.sleep(PROBE_S)
 
 
 @dataclass
@@ -117,20 +134,42 @@ class Load:
             alone.check(call.content, call.outcome)
         return len(answered)
 
+    async def probe_until(
+        self, client: AsyncRecommendClient, condition: Callable[[], object]
+    ) -> list[asyncio.Future[Call]]:
+        """Send one call after the other, ended or not, until it is true; the calls."""
+        probes = [asyncio.ensure_future(self.call(client))]
+
+        def is_true() -> bool:
+            if condition():
+                return True
+            probes.append(asyncio.ensure_future(self.call(client)))
+            return False
+
+        await until(is_true)
+        return probes
+
+    @property
+    def num_ok(self) -> int:
+        return sum(call.status == "OK" for call in self.calls)
+
+    @property
+    def refused(self) -> list[Call]:
+        return [call for call in self.calls if call.status == "UNAVAILABLE"]
+
     def statuses(self) -> dict[str, int]:
         names = [call.status for call in self.calls]
         return {name: names.count(name) for name in sorted(set(names))}
 
 
-async def watch_health(target: str, seen: list[tuple[int, float]]) -> None:
-    """Note each status of a health watch and when it came, until the watch ends."""
-    async with grpc.aio.insecure_channel(target) as channel:
-        stub: Any = health_pb2_grpc.HealthStub(channel)
-        watch = stub.Watch(health_pb2.HealthCheckRequest())
-        with contextlib.suppress(grpc.aio.AioRpcError):
-            async for reply in watch:
-                seen.append((reply.status, time.monotonic()))
-        assert await watch.code() is grpc.StatusCode.UNAVAILABLE
+async def watch_health(client: AsyncRecommendClient, seen: list[tuple[int, float]]) -> None:
+    """Note each status of a health watch on a client's connection and when it came, until the watch ends."""
+    stub: Any = health_pb2_grpc.HealthStub(client._channel)
+    watch = stub.Watch(health_pb2.HealthCheckRequest())
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        async for reply in watch:
+            seen.append((reply.status, time.monotonic()))
+    assert await watch.code() is grpc.StatusCode.UNAVAILABLE
 
 
 def test_sigterm_under_load_loses_nothing(
@@ -139,16 +178,22 @@ def test_sigterm_under_load_loses_nothing(
     load, health, accepted = Load(contents), list[tuple[int, float]](), list[Call]()
 
     async def drive(process: subprocess.Popen[str], target: str) -> float:
-        clients = [AsyncRecommendClient(target, timeout_s=60) for _ in range(6)]
-        watch = asyncio.ensure_future(watch_health(target, health))
+        clients = [AsyncRecommendClient(target, timeout_s=120) for _ in range(6)]
+        watch = asyncio.ensure_future(watch_health(clients[1], health))
         callers = [asyncio.ensure_future(load.call_until_over(clients[i % 6])) for i in range(24)]
-        await asyncio.sleep(0.4)
+        await until(lambda: health and load.num_ok > 20)
+        process.send_signal(signal.SIGUSR1)  # so that the queue is long when the other one comes
         queued = [asyncio.ensure_future(load.call(clients[0])) for _ in range(200)]
         await asyncio.sleep(0)
         await is_taken_in(clients[0])
         process.send_signal(signal.SIGTERM)
         signal_s = time.monotonic()
+        # On the connection of the watch, where what is sent first comes first.
+        probes = await load.probe_until(clients[1], lambda: len(health) > 1)
+        assert (await load.call(clients[1])).status == "UNAVAILABLE"
+        process.send_signal(signal.SIGUSR2)
         accepted.extend(await asyncio.gather(*queued))
+        await asyncio.gather(*probes)
         while process.poll() is None:
             await asyncio.sleep(0.01)
         load.is_over = True
@@ -157,52 +202,56 @@ def test_sigterm_under_load_loses_nothing(
             await client.close()
         return signal_s
 
-    # One request a batch, so that the queue is still long when the signal comes.
-    options = ("scheduler.max_batch_histories=1", "service.drain_s=60")
-    with serving(command(world, *options)) as (process, target):
+    options = ("scheduler.max_queue=4000", "service.drain_s=120")
+    with serving(held_command(world, *options)) as (process, target):
         signal_s = asyncio.run(drive(process, target))
         _, errors = process.communicate(timeout=END_S)
     assert (process.returncode, errors) == (0, "")
     assert set(load.statuses()) == {"OK", "UNAVAILABLE"}, load.statuses()
     assert load.check_answers(alone) > 200
-    assert sum(call.end_s > signal_s for call in accepted) > 50, "few were in flight"
+    assert all(call.end_s > signal_s for call in accepted), "all were in flight"
     assert {call.status for call in accepted} == {"OK"}
     assert [status for status, _ in health] == [SERVING, NOT_SERVING]
     told_s = health[1][1]
-    late = [c for c in load.calls if c.sent_s > told_s + 0.1]
+    late = [c for c in load.calls if c.sent_s > told_s]
     assert {call.status for call in late} == {"UNAVAILABLE"}
-    refused_s = [c.end_s for c in load.calls if c.status == "UNAVAILABLE"]
-    assert told_s < min(refused_s) + 0.1, "callers heard of it before the health watch"
+    # One is sent every few milliseconds; those on their way may be refused beside it.
+    early = [c for c in load.refused if c.end_s < told_s]
+    assert len(early) <= 10, "callers heard of it before the health watch"
     answered_s = max(c.end_s for c in load.calls if c.status == "OK")
     assert told_s < answered_s, "health turns before the drain, not after it"
 
 
 def test_a_second_signal_stops_at_once(world: World, contents: list[Content]) -> None:
-    load = Load(contents)
+    load, cut_off = Load(contents), list[Call]()
 
     async def drive(process: subprocess.Popen[str], target: str) -> float:
-        async with AsyncRecommendClient(target, timeout_s=60) as client:
+        async with AsyncRecommendClient(target, timeout_s=600) as client:
+            assert (await load.call(client)).status == "OK"
+            process.send_signal(signal.SIGUSR1)
             queued = [asyncio.ensure_future(load.call(client)) for _ in range(380)]
             await asyncio.sleep(0)
             await is_taken_in(client)
             process.send_signal(signal.SIGTERM)
-            await asyncio.sleep(0.05)
+            # Two signals at once are one: the first has to be heard.
+            probes = await load.probe_until(client, lambda: load.refused)
             process.send_signal(signal.SIGTERM)
             second_s = time.monotonic()
-            await asyncio.gather(*queued)
+            cut_off.extend(await asyncio.gather(*queued))
+            await asyncio.gather(*probes)
+            process.send_signal(signal.SIGUSR2)  # the batch that was about to begin
             return second_s
 
-    # One request a batch, so that the queue is still long when the second signal comes.
-    options = ("scheduler.max_batch_histories=1", "service.drain_s=60")
-    with serving(command(world, *options)) as (process, target):
+    options = ("scheduler.max_queue=4000", "service.drain_s=300")
+    with serving(held_command(world, *options)) as (process, target):
         second_s = asyncio.run(drive(process, target))
         _, errors = process.communicate(timeout=END_S)
         seconds = time.monotonic() - second_s
     assert process.returncode == 1
     assert errors == "xgr serve: requests were cut off\n"
     assert set(load.statuses()) == {"OK", "UNAVAILABLE"}, load.statuses()
-    assert load.statuses()["UNAVAILABLE"] > 50
-    assert seconds < 5, f"the process ended {seconds:.1f} s after the second signal"
+    assert {call.status for call in cut_off} == {"UNAVAILABLE"}
+    assert seconds < END_S, f"the process ended {seconds:.1f} s after the second signal"
 
 
 def test_clients_that_stream_lines_hear_of_the_stop(
@@ -258,38 +307,38 @@ def test_sigkill_and_a_restart_on_the_same_port(
     """Calls in flight fail as UNAVAILABLE, the same client gets answers from the next process without being made anew."""
     load = Load(contents)
 
+    def num_since(start_s: float) -> int:
+        return sum(call.status == "OK" and call.sent_s > start_s for call in load.calls)
+
     async def drive(first: subprocess.Popen[str], target: str) -> tuple[float, int]:
         port = int(target.rpartition(":")[2])
         async with AsyncRecommendClient(target, timeout_s=60) as client:
             callers = [asyncio.ensure_future(load.call_until_over(client)) for _ in range(16)]
-            await asyncio.sleep(0.5)
+            await until(lambda: load.num_ok > 20)
             first.kill()
             killed_s = time.monotonic()
             restart = serving(command(world, port=port))
             second, again = await asyncio.to_thread(restart.__enter__)
             assert again == target
             up_s = time.monotonic()
-            while not any(c.status == "OK" and c.sent_s > killed_s for c in load.calls):
-                assert time.monotonic() < up_s + 30
-                await asyncio.sleep(0.01)
+            await until(lambda: num_since(killed_s) > 0)
             back_s = time.monotonic() - up_s
-            await asyncio.sleep(0.3)
+            await until(lambda: num_since(killed_s) > 20)
             second.send_signal(signal.SIGTERM)
             _, errors = await asyncio.to_thread(second.communicate, timeout=END_S)
             load.is_over = True
             await asyncio.gather(*callers)
             restart.__exit__(None, None, None)
             assert (second.returncode, errors) == (0, "")
-        num_after = sum(c.status == "OK" and c.sent_s > killed_s for c in load.calls)
-        return back_s, num_after
+        return back_s, num_since(killed_s)
 
     with serving(command(world)) as (process, target):
         back_s, num_after = asyncio.run(drive(process, target))
         assert process.wait(END_S) == -signal.SIGKILL
     assert set(load.statuses()) == {"OK", "UNAVAILABLE"}, load.statuses()
-    assert load.check_answers(alone) > num_after > 10
+    assert load.check_answers(alone) > num_after > 20
     sys.stdout.write(f"the client was back {back_s:.2f} s after the restart\n")
-    assert back_s < 5
+    assert back_s < 30
 
 
 def test_an_engine_that_breaks_under_load(
@@ -298,20 +347,21 @@ def test_an_engine_that_breaks_under_load(
     """In the middle of a batch, with others queued: every call ends, health tells of it, and the process gives up."""
     load, health = Load(contents), list[tuple[int, float]]()
 
-    async def drive(process: subprocess.Popen[str], target: str) -> None:
+    async def drive(process: subprocess.Popen[str], target: str) -> float:
         async with AsyncRecommendClient(target, timeout_s=60) as client:
-            watch = asyncio.ensure_future(watch_health(target, health))
+            watch = asyncio.ensure_future(watch_health(client, health))
             callers = [asyncio.ensure_future(load.call_until_over(client)) for _ in range(32)]
-            await asyncio.sleep(0.7)
+            await until(lambda: health and load.num_ok > 20)
             process.send_signal(signal.SIGUSR1)
+            start_s = time.monotonic()
             await watch
             load.is_over = True
             await asyncio.gather(*callers)
+            return start_s
 
-    faulty = ["-m", "tests.service.serve_faulty", "batch", "--config", str(world.config)]
-    with serving([*faulty, "--log-level", "error"]) as (process, target):
-        start_s = time.monotonic()
-        asyncio.run(drive(process, target))
+    faulty = ["-m", "tests.service.serve_faulty", "batch"]
+    with serving([*faulty, *options_of(world, "service.drain_s=300")]) as (process, target):
+        start_s = asyncio.run(drive(process, target))
         _, errors = process.communicate(timeout=END_S)
         seconds = time.monotonic() - start_s
     assert process.returncode == 1, errors
@@ -322,7 +372,7 @@ def test_an_engine_that_breaks_under_load(
     assert load.check_answers(alone) > 20
     closed = [c for c in load.calls if isinstance(c.outcome, (EngineClosed, ServiceError))]
     assert len(closed) >= 16, "those of the batch, those in the queue and those that came later"
-    assert seconds < 15, "no drain is waited for"
+    assert seconds < END_S, "no drain is waited for"
 
 
 def test_sigterm_during_the_start(world: World) -> None:
@@ -340,7 +390,7 @@ def test_sigterm_during_the_start(world: World) -> None:
     process.send_signal(signal.SIGTERM)
     sent_s = time.monotonic()
     output, errors = process.communicate(timeout=END_S)
-    assert time.monotonic() - sent_s < 10
+    assert time.monotonic() - sent_s < END_S
     assert "Traceback" not in errors
     assert process.returncode == 0
     assert output == "" or output.startswith("xgr serve: listening on ")
@@ -348,21 +398,39 @@ def test_sigterm_during_the_start(world: World) -> None:
 
 def test_sigterm_during_a_load_of_a_catalogue(world: World) -> None:
     """The caller of the load is told at once, and the process ends: nobody waits for the load any more."""
-    faulty = ["-m", "tests.service.serve_faulty", "slow-load", "--config", str(world.config)]
-    admin = f"service={{port: 0, allow_catalog_admin: true, catalog_folder: {world.config.parent}}}"
+    faulty = ["-m", "tests.service.serve_faulty", "slow-load"]
+    admin = (
+        "service.allow_catalog_admin=true",
+        f"service.catalog_folder={world.config.parent}",
+        "service.drain_s=300",
+    )
     faults: list[XgrError] = []
 
-    def load(target: str) -> None:
-        with CatalogAdminClient(target, timeout_s=60) as client:
-            try:
-                client.load("items", "items.xgrc")
-            except XgrError as error:
-                faults.append(error)
+    def load(client: CatalogAdminClient) -> None:
+        try:
+            client.load("items", "items.xgrc")
+        except XgrError as error:
+            faults.append(error)
 
-    with serving([*faulty, "--set", admin, "--log-level", "error"]) as (process, target):
-        threads = [threading.Thread(target=load, args=(target,)) for _ in range(2)]
+    with (
+        serving([*faulty, *options_of(world, *admin)]) as (process, target),
+        CatalogAdminClient(target, timeout_s=60) as client,
+    ):
+        is_sent = threading.Semaphore(0)
+        method = client._stub.LoadCatalog
+
+        def send(request: Any, timeout: float) -> Any:
+            call = method.future(request, timeout=timeout)
+            is_sent.release()
+            return call.result()
+
+        client._stub.LoadCatalog = send
+        client.catalogs()  # connected
+        threads = [threading.Thread(target=load, args=(client,)) for _ in range(2)]
         for thread in threads:
             thread.start()
+            assert is_sent.acquire(timeout=END_S)
+        client.catalogs()  # answered in its turn: both loads are taken in
         assert process.stderr is not None
         assert process.stderr.readline().startswith("loading ")
         process.send_signal(signal.SIGTERM)
@@ -372,7 +440,7 @@ def test_sigterm_during_a_load_of_a_catalogue(world: World) -> None:
         assert ["shutting down" in str(fault) for fault in faults] == [True] * 2
         process.communicate(timeout=END_S)
     assert process.returncode == 0
-    assert time.monotonic() - start_s < 10
+    assert time.monotonic() - start_s < END_S
 
 
 def test_signals_that_never_end_do_not_make_a_failure(world: World) -> None:
