@@ -20,6 +20,7 @@ pytestmark = pytest.mark.fake_npu
 
 Tensor = torch.Tensor
 LOCKED_S = 0.2  # how long a thread that must wait is watched
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture
@@ -116,8 +117,10 @@ def test_an_update_waits_for_the_replay_before(
         replay(device, graph, 2)
 
 
-def started(fn: Callable[[], object], errors: list[BaseException]) -> threading.Thread:
-    """A thread that runs fn beside a capture; given time to do harm before this returns."""
+def started(
+    fn: Callable[[], object], errors: list[BaseException], most_s: float
+) -> threading.Thread:
+    """A thread that runs fn beside a capture; given time to do harm before this returns, so much at most."""
 
     def work() -> None:
         try:
@@ -127,7 +130,7 @@ def started(fn: Callable[[], object], errors: list[BaseException]) -> threading.
 
     thread = threading.Thread(target=work)
     thread.start()
-    thread.join(LOCKED_S)
+    thread.join(most_s)
     return thread
 
 
@@ -145,9 +148,9 @@ def loaded(device: AscendDevice) -> Tensor:
 
 
 def captured_beside(
-    device: AscendDevice, fn: Callable[[], object]
+    device: AscendDevice, fn: Callable[[], object], most_s: float = TIMEOUT_S
 ) -> tuple[Any, list[BaseException]]:
-    """A graph, and the errors of the thread that ran fn meanwhile."""
+    """A graph, and the errors of the thread that ran fn meanwhile. most_s: until the capture goes on, whatever fn waits for."""
     errors: list[BaseException] = []
     threads: list[threading.Thread] = []
     a = on(device, 1, 2)
@@ -155,7 +158,7 @@ def captured_beside(
     def work() -> None:
         a.add_(1)
         if fake_npu.is_current_stream_capturing():
-            threads.append(started(fn, errors))
+            threads.append(started(fn, errors, most_s))
 
     try:
         graph = device.capture("beside", work)
@@ -173,7 +176,7 @@ def captured_beside(
 @pytest.mark.parametrize("name", INTRUDERS)
 def test_other_threads_wait_for_a_capture(device: AscendDevice, name: str) -> None:
     target = on(device, 0, 0)
-    _, errors = captured_beside(device, lambda: INTRUDERS[name](device, target))
+    _, errors = captured_beside(device, lambda: INTRUDERS[name](device, target), LOCKED_S)
     assert errors == []
     device.synchronize()
 

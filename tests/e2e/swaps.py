@@ -141,6 +141,7 @@ class Operator:
 
 def swap(operator: Operator, clients: Clients, folder: Path, num_swaps: int) -> None:
     """Versions 2, 3, ... one after the other under load; at each of them a bad file first, at every third a way back."""
+    clients.wait_for(1)
     for number in range(2, num_swaps + 2):
         good = folder / f"{number}.xgr"
         assert clients.versions.path(number) == str(good)
