@@ -1,4 +1,4 @@
-"""What is not the service's in the logs that its tests look at."""
+"""What is not the service's in the logs that its tests look at, and the time that its server gives to callers who are told its end."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import logging
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.service.waiting import PATIENCE_S
+from xgr_runtime.service import server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,3 +32,9 @@ def loops_that_have_ended_are_silent() -> Iterator[None]:
     logger.addFilter(is_told)
     yield
     logger.removeFilter(is_told)
+
+
+@pytest.fixture(autouse=True)
+def answers_leave_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a busy machine takes for the answers of calls that are cut off; gRPC stops as soon as they have left."""
+    monkeypatch.setattr(server, "FLUSH_S", PATIENCE_S)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from tests.service.waiting import PATIENCE_S
 from xgr_runtime.config import RuntimeConfig
 from xgr_runtime.errors import InvalidRequest
 from xgr_runtime.service.server import RecommendServer
@@ -23,7 +24,11 @@ if TYPE_CHECKING:
     from xgr_runtime.service.served_engine import ServedEngine
 
 
-def with_free_port(config: RuntimeConfig | None = None, drain_s: float = 20.0) -> RuntimeConfig:
+# Longer than any test waits: one whose server uses it up fails.
+DRAIN_S = 600.0
+
+
+def with_free_port(config: RuntimeConfig | None = None, drain_s: float = DRAIN_S) -> RuntimeConfig:
     """The configuration, listening on a free port of the loopback address."""
     config = config or RuntimeConfig()
     service = dataclasses.replace(config.service, host="127.0.0.1", port=0, drain_s=drain_s)
@@ -32,7 +37,7 @@ def with_free_port(config: RuntimeConfig | None = None, drain_s: float = 20.0) -
 
 @asynccontextmanager
 async def running(
-    engine: ServedEngine, config: RuntimeConfig | None = None, drain_s: float = 20.0
+    engine: ServedEngine, config: RuntimeConfig | None = None, drain_s: float = DRAIN_S
 ) -> AsyncIterator[tuple[RecommendServer, str]]:
     """A server in this loop and its address; stopped at once at the end."""
     server = RecommendServer(engine, with_free_port(config, drain_s))
@@ -61,7 +66,7 @@ def running_in_thread(engine: ServedEngine, config: RuntimeConfig | None = None)
 
     thread = threading.Thread(target=asyncio.run, args=(main(),))
     thread.start()
-    assert started.wait(10)
+    assert started.wait(PATIENCE_S)
     try:
         yield targets[0]
     finally:

@@ -1,12 +1,14 @@
 """A stand-in for the engine's queue, so that the service's own behaviour is tested apart from the model.
 
 It answers from the request alone: item i of n has id `sum of the history + i`. The catalogue's name asks for behaviour:
-"wait" never answers, "wait:0.2" answers after that many seconds, "raise:Overloaded" raises, and so on.
+"wait" never answers, "wait:0.2" answers after that many seconds, "held" once `let_go` was called, "held:FOLDER" as `Hold` says,
+"raise:Overloaded" raises, and so on.
 """
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +35,30 @@ RAISED = {
 }
 
 
+POLL_S = 0.002
+
+
+class Hold:
+    """A folder that holds requests of the stand-in, whichever process it is in: a file for each that came, one that lets them go."""
+
+    def __init__(self, folder: Path) -> None:
+        self.catalog = f"held:{folder}"
+        self._folder = folder
+        folder.mkdir(exist_ok=True)
+
+    def num_come(self) -> int:
+        return len(list(self._folder.glob("came-*")))
+
+    def let_go(self) -> None:
+        (self._folder / "go").touch()
+
+    async def keep(self, number: int) -> None:
+        """In the stand-in: until they may go."""
+        (self._folder / f"came-{number}").touch()
+        while not (self._folder / "go").exists():
+            await asyncio.sleep(POLL_S)
+
+
 class StandInEngine:
     """See the module; keeps every request, and those whose waiting was cancelled."""
 
@@ -40,6 +66,11 @@ class StandInEngine:
         self.requests: list[RecRequest] = []
         self.cancelled: list[RecRequest] = []
         self.stopped = asyncio.Event()
+        self._are_let_go = False
+
+    def let_go(self) -> None:
+        """Answer those that are held; from any thread."""
+        self._are_let_go = True
 
     async def wait_stopped(self) -> None:
         await self.stopped.wait()
@@ -64,13 +95,22 @@ class StandInEngine:
         behaviour, _, argument = request.searches[0].catalog.partition(":")
         if behaviour == "raise":
             raise RAISED[argument]
-        if behaviour == "wait":
+        if behaviour in ("wait", "held"):
             try:
-                await asyncio.sleep(float(argument or 3600))
+                await self._wait(behaviour, argument)
             except asyncio.CancelledError:
                 self.cancelled.append(request)
                 raise
         return answer(request)
+
+    async def _wait(self, behaviour: str, argument: str) -> None:
+        if behaviour == "wait":
+            await asyncio.sleep(float(argument or 3600))
+        elif argument:
+            await Hold(Path(argument)).keep(len(self.requests))
+        else:
+            while not self._are_let_go:
+                await asyncio.sleep(POLL_S)
 
 
 def answer(request: RecRequest) -> RecResult:

@@ -14,14 +14,18 @@ from google.protobuf import descriptor_pool
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from tests.service.hostile import raw_http2 as raw
 from tests.service.servers import running, with_free_port
 from tests.service.stand_in import StandInEngine, answer
 from tests.service.strategies import plain
+from tests.service.waiting import PATIENCE_S, until
 from xgr_runtime.config import LimitsConfig, RuntimeConfig
 from xgr_runtime.config_check import RANGES
-from xgr_runtime.service import servicer
+from xgr_runtime.service import call_record, servicer
 from xgr_runtime.service._pb.xgr.v1 import recommend_pb2 as pb
 from xgr_runtime.service._pb.xgr.v1 import recommend_pb2_grpc
+from xgr_runtime.service.call_record import CLOCK_TOLERANCE_S, CallRecord
+from xgr_runtime.service.call_totals import CallTotals
 from xgr_runtime.service.rpc_errors import CLOSED_MESSAGE, ServiceError, error_from_rpc
 from xgr_runtime.service.translate import request_from_proto
 from xgr_runtime.service.translate_result import result_from_proto, result_to_proto
@@ -63,13 +67,6 @@ async def failure(channel: Any, message: pb.RecommendRequest, **options: Any) ->
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call(channel, message, **options)
     return caught.value
-
-
-async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "the condition did not become true in time"
-        await asyncio.sleep(0.005)
 
 
 def metadata_of(metadata: Any) -> dict[str, Any]:
@@ -353,35 +350,108 @@ LONG_NAME = "must have at most 256 characters, got 300000; raise limits.max_name
 LONG_TAG = "must have at most 256 characters, got 500000; raise limits.max_tag_length to allow"
 
 
+async def late_call(channel: Any, was_there: Callable[[], object]) -> None:
+    """A call whose deadline passes while the server has it: the time that a busy machine needs to bring it there is found out."""
+    timeout_s = 0.2
+    while not was_there():
+        assert timeout_s < PATIENCE_S, "no call came to the server"
+        error: Any = await failure(channel, request("wait"), timeout=timeout_s)
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        timeout_s *= 2
+
+
 def test_the_deadline_reaches_the_engine_and_ends_its_waiting() -> None:
     async def test(channel: Any, engine: StandInEngine) -> None:
-        start_s = time.monotonic()
-        error: Any = await failure(channel, request("wait"), timeout=0.3)
-        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        await until(lambda: engine.cancelled)
-        (seen,) = engine.requests
-        assert seen.deadline_s is not None
-        assert start_s + 0.1 < seen.deadline_s < start_s + 0.6
+        sent_s = time.monotonic()
+        waiting = asyncio.ensure_future(call(channel, request("wait"), timeout=1000))
+        await until(lambda: engine.requests)
+        deadline_s = engine.requests[0].deadline_s
+        assert deadline_s is not None
+        # gRPC sends what is left in three digits, rounded up.
+        assert sent_s + 999 < deadline_s < time.monotonic() + 1011
+        waiting.cancel()
+        await until(lambda: len(engine.cancelled) == 1)
+        await late_call(channel, lambda: len(engine.requests) > 1)
+        await until(lambda: len(engine.cancelled) == len(engine.requests))
         await call(channel, request())
-        assert engine.requests[1].deadline_s is None
+        assert engine.requests[-1].deadline_s is None
 
     with_stub(test)
 
 
-def test_log_metric_and_client_agree_about_a_late_call(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_message_that_takes_long_takes_nothing_from_the_deadline() -> None:
+    """The engine counts from the moment in which it has the request, as gRPC does."""
+
+    async def test(channel: Any, engine: StandInEngine) -> None:
+        start_s = time.monotonic()
+        stream = channel.stream_unary(METHOD)(timeout=1000)
+        await stream.wait_for_connection()
+        await asyncio.sleep(0.6)  # its handler waits for the message
+        await stream.write(request("wait").SerializeToString())
+        await until(lambda: engine.requests)
+        deadline_s = engine.requests[0].deadline_s
+        assert deadline_s is not None
+        assert start_s + 999.7 < deadline_s
+        stream.cancel()
+
+    with_stub(test)
+
+
+@pytest.mark.parametrize("caller", ["gRPC", "one that does not look at its watch"])
+def test_log_metric_and_client_agree_about_a_late_call(
+    caller: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deadline ends the call on both sides, and the side that a busy machine holds up learns of it from the other."""
+
     async def main() -> None:
-        engine = StandInEngine()
-        async with running(engine) as (server, target), grpc.aio.insecure_channel(target) as c:
-            error: Any = await failure(c, request("wait"), timeout=0.2)
-            assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            await until(lambda: server.servicer.calls.num_in_flight == 0)
-            assert server.servicer.calls.by_code == {"DEADLINE_EXCEEDED": 1}
+        async with running(StandInEngine()) as (server, target):
+            totals = server.servicer.calls
+            if caller == "gRPC":
+                monkeypatch.setattr(call_record, "CLOCK_TOLERANCE_S", PATIENCE_S)
+                async with grpc.aio.insecure_channel(target) as channel:
+                    await late_call(channel, lambda: totals.by_code)
+            else:
+                await late_raw_call(target, lambda: totals.by_code)
+            await until(lambda: totals.num_in_flight == 0)
+            assert set(totals.by_code) == {"DEADLINE_EXCEEDED"}
 
     caplog.set_level(logging.INFO, "xgr_runtime.service.call_record")
     asyncio.run(main())
-    (line,) = [r for r in caplog.records if r.name == "xgr_runtime.service.call_record"]
-    assert line.__dict__["status"] == "DEADLINE_EXCEEDED"
-    assert "cancelled by its deadline after" in line.getMessage()
+    lines = [r for r in caplog.records if r.name == "xgr_runtime.service.call_record"]
+    assert lines
+    for line in lines:
+        assert line.__dict__["status"] == "DEADLINE_EXCEEDED"
+        assert "cancelled by its deadline after" in line.getMessage()
+
+
+async def late_raw_call(target: str, was_there: Callable[[], object]) -> None:
+    """The same, of a caller that waits for what the server says."""
+    host, _, port = target.rpartition(":")
+    sent = raw.data(raw.message(request("wait").SerializeToString()))
+    timeout_ms = 200
+    while not was_there():
+        assert timeout_ms < 1e3 * PATIENCE_S, "no call came to the server"
+        head = raw.headers(extra=[(b"grpc-timeout", b"%dm" % timeout_ms)])
+        told = await asyncio.to_thread(raw.exchange, (host, int(port)), raw.OPENING + head + sent)
+        assert raw.status_of(told) == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+        timeout_ms *= 2
+
+
+@pytest.mark.parametrize(
+    ("remaining_s", "code"),
+    [
+        (None, "CANCELLED"),
+        (-1.0, "DEADLINE_EXCEEDED"),
+        (CLOCK_TOLERANCE_S, "DEADLINE_EXCEEDED"),
+        (1.1 * CLOCK_TOLERANCE_S, "CANCELLED"),
+    ],
+)
+def test_who_leaves_just_before_the_deadline_leaves_for_it(
+    remaining_s: float | None, code: str
+) -> None:
+    totals = CallTotals()
+    CallRecord(totals, is_logged=False).end_cancelled(remaining_s)
+    assert totals.by_code == {code: 1}
 
 
 @pytest.mark.parametrize("place", ["parse_message", "request_from_proto", "result_to_proto"])

@@ -10,6 +10,7 @@ and once parsed, when it can be fifty times as large as its bytes, it is gone be
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -179,8 +180,8 @@ class RecommendServicer:
                 call.request_id = choose_request_id(
                     message.request_id, context, self._limits, found
                 )
-            remaining_s = context.time_remaining()
-            deadline_s = None if remaining_s is None else call.arrival_s + remaining_s
+            remaining_s = context.time_remaining()  # from now on, however long the message took
+            deadline_s = None if remaining_s is None else time.monotonic() + remaining_s
             return request_from_proto(message, self._limits, call.request_id, deadline_s, found)
         except Exception as error:  # noqa: BLE001 - as in `_outcome`; a server that drains refuses it all the same
             return _failure(error, call)

@@ -7,6 +7,8 @@ import socket
 import struct
 from typing import TYPE_CHECKING
 
+from tests.service.waiting import PATIENCE_S
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -74,7 +76,7 @@ def _string(value: bytes) -> bytes:
     return out + bytes([rest]) + value
 
 
-def exchange(address: tuple[str, int], sent: bytes, timeout_s: float = 5.0) -> bytes:
+def exchange(address: tuple[str, int], sent: bytes, timeout_s: float = PATIENCE_S) -> bytes:
     """Send bytes over a connection of its own; everything that comes back until the call or the connection ends."""
     received = b""
     with socket.create_connection(address, timeout=timeout_s) as connection:
