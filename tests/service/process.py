@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypeVar
 
+from tests.service.waiting import PROCESS_S
 from xgr_runtime.service.address import read_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
-START_LIMIT_S = 120.0
 Case = TypeVar("Case")
 
 
@@ -39,7 +39,7 @@ def serving(
     """The process and its address; killed at the end if it still runs. errors: a file for a log that no pipe could hold."""
     process = start(arguments, errors)
     try:
-        address = read_address(process.stdout, START_LIMIT_S)
+        address = read_address(process.stdout, PROCESS_S)
         if not address:
             process.kill()
             raise AssertionError(f"the server did not come up: {process.communicate()}")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import threading
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.service.waiting import PATIENCE_S
 from xgr_runtime.xschedule.engine_stats import CatalogStats, EngineStats
 from xgr_runtime.xschedule.totals import Totals
 
@@ -71,20 +71,20 @@ def by_label(samples: Samples, name: str, label: str) -> dict[str, float]:
     return {key: number for key, number in found.items() if number}
 
 
-_given: set[int] = set()
-_giving = threading.Lock()
+_holders: list[socket.socket] = []
 
 
 def free_port() -> int:
-    """One that nobody listens on, never the same twice: several servers may be about to start."""
-    with _giving:
-        while True:
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = int(probe.getsockname()[1])
-            if port not in _given:
-                _given.add(port)
-                return port
+    """One that nobody listens on, never the same twice: several servers may be about to start.
+
+    A socket that does not listen stays bound to it to the end. The system then gives the port to nobody who takes any, while a
+    server that names it may listen on it (both with SO_REUSEADDR); until one does, connections are refused.
+    """
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    _holders.append(holder)
+    return int(holder.getsockname()[1])
 
 
 async def get(
@@ -104,7 +104,7 @@ async def send(port: int, data: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(data)
     await writer.drain()
-    answer = await asyncio.wait_for(reader.read(), 30)
+    answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
     writer.close()
     await writer.wait_closed()
     return answer
