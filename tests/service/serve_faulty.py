@@ -3,16 +3,21 @@
 idle: its loop dies at SIGUSR1, idle or not; once started it runs no batch, so requests before the signal wait.
 batch: its loop dies after SIGUSR1, when its batch has run.
 slow-load: the first catalogue is loaded as ever, the next ones never end.
+held=FILE: none; batches are kept from the device while there is that file.
 """
 
 from __future__ import annotations
 
 import signal
 import sys
+import time
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tests.helpers.product import watch_batches
 from xgr_runtime import Engine
 from xgr_runtime.cli import main
 
@@ -65,6 +70,14 @@ def load_slowly(engine: Engine) -> None:
     patched.load_catalog = load
 
 
+def hold_batches(file: Path, engine: Engine) -> None:
+    def wait(_: object) -> None:
+        while file.exists():
+            time.sleep(0.002)
+
+    watch_batches(engine, before=wait)
+
+
 FAULTS: dict[str, Callable[[Engine], None]] = {
     "idle": die_idle,
     "batch": die_in_batch,
@@ -72,7 +85,8 @@ FAULTS: dict[str, Callable[[Engine], None]] = {
 }
 
 if __name__ == "__main__":
-    add_fault = FAULTS[sys.argv[1]]
+    fault, _, file = sys.argv[1].partition("=")
+    add_fault = partial(hold_batches, Path(file)) if fault == "held" else FAULTS[fault]
 
     def start_with_fault(engine: Engine) -> None:
         start(engine)

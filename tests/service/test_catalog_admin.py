@@ -6,15 +6,16 @@ import asyncio
 import json
 import os
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
 
+from tests.service.scrape import free_port
 from tests.service.servers import running_in_thread
 from tests.service.stand_in import StandInEngine
+from tests.service.waiting import PATIENCE_S, wait_until
 from xgr_runtime.cli import main
 from xgr_runtime.config import RuntimeConfig, ServiceConfig, load_config
 from xgr_runtime.errors import (
@@ -26,12 +27,16 @@ from xgr_runtime.errors import (
     InvalidRequest,
     NotFound,
 )
+from xgr_runtime.service import catalog_admin
+from xgr_runtime.service._pb.xgr.v1 import catalog_pb2, catalog_pb2_grpc
 from xgr_runtime.service.catalog_admin_client import CatalogAdminClient, LoadedVersion
 from xgr_runtime.service.rpc_errors import ServiceError
 from xgr_runtime.service.server import serve
+from xgr_runtime.service.worker_thread import WorkerThread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
 
 ERRORS: dict[str, Exception] = {
     "bad": CatalogError("bad.xgrc is truncated"),
@@ -58,7 +63,7 @@ class Catalogs(StandInEngine):
         """Three versions at once: a fourth takes the place of the first that is not active."""
         assert name == "items"
         self.loaded_paths.append(path)
-        assert self.may_load.wait(30)
+        assert self.may_load.wait(2 * PATIENCE_S)
         version = Path(path).stem
         if version in ERRORS:
             raise ERRORS[version]
@@ -107,7 +112,7 @@ def target(engine: Catalogs, folder: Path) -> Iterator[str]:
 
 @pytest.fixture
 def client(target: str) -> Iterator[CatalogAdminClient]:
-    with CatalogAdminClient(target, timeout_s=10) as client:
+    with CatalogAdminClient(target, timeout_s=PATIENCE_S) as client:
         yield client
 
 
@@ -199,7 +204,7 @@ def test_bytes_that_are_no_message(target: str) -> None:
         for method in ("LoadCatalog", "ActivateCatalog", "RetireCatalog", "ListCatalogs"):
             call = channel.unary_unary(f"/xgr.v1.CatalogService/{method}")
             with pytest.raises(grpc.RpcError) as caught:
-                call(b"\xff\xff\xff", timeout=10)
+                call(b"\xff\xff\xff", timeout=PATIENCE_S)
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert f"is not an xgr.v1.{method}Request message" in caught.value.details()
 
@@ -207,7 +212,10 @@ def test_bytes_that_are_no_message(target: str) -> None:
 def test_it_is_off_unless_the_configuration_allows_it(
     engine: Catalogs, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with running_in_thread(engine) as target, CatalogAdminClient(target, timeout_s=10) as client:
+    with (
+        running_in_thread(engine) as target,
+        CatalogAdminClient(target, timeout_s=PATIENCE_S) as client,
+    ):
         with pytest.raises(ServiceError, match=r"UNIMPLEMENTED: .*service\.allow_catalog_admin"):
             client.catalogs()
         assert main(["catalog", "list", "--target", target]) == 1
@@ -238,8 +246,7 @@ def test_requests_and_lists_do_not_wait_for_a_load(
     thread = threading.Thread(target=lambda: done.append(client.load("items", "v2.xgrc").version))
     thread.start()
     try:
-        while not engine.loaded_paths:
-            time.sleep(0.001)
+        wait_until(lambda: engine.loaded_paths)
         assert client.catalogs()["items"]["active_version"] == "v1"
         assert not done
     finally:
@@ -255,7 +262,7 @@ def test_a_stop_answers_the_loads_that_run(engine: Catalogs, folder: Path) -> No
     faults: list[Exception] = []
 
     def load(target: str) -> None:
-        with CatalogAdminClient(target, timeout_s=20) as client:
+        with CatalogAdminClient(target, timeout_s=PATIENCE_S) as client:
             try:
                 client.load("items", "v2.xgrc")
             except Exception as error:  # noqa: BLE001 - looked at below
@@ -264,28 +271,63 @@ def test_a_stop_answers_the_loads_that_run(engine: Catalogs, folder: Path) -> No
     with running_in_thread(engine, config) as target:
         thread = threading.Thread(target=load, args=(target,))
         thread.start()
-        while not engine.loaded_paths:
-            time.sleep(0.001)
+        wait_until(lambda: engine.loaded_paths)
     thread.join()
     engine.may_load.set()
     assert len(faults) == 1
     assert "shutting down" in str(faults[0])
 
 
+def test_a_caller_that_is_out_of_patience(target: str, engine: Catalogs) -> None:
+    engine.may_load.clear()
+    try:
+        with (
+            CatalogAdminClient(target, timeout_s=0.2) as impatient,
+            pytest.raises(DeadlineExceeded),
+        ):
+            impatient.load("items", "v2.xgrc", activate=True)
+    finally:
+        engine.may_load.set()
+
+
+@pytest.fixture
+def queued(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Grows by one when the server has taken in a load, which may wait behind others."""
+    taken: list[Any] = []
+
+    class Noting(WorkerThread):
+        def submit(self, function: Callable[[], Any]) -> Future[Any]:
+            future = super().submit(function)
+            taken.append(function)
+            return future
+
+    monkeypatch.setattr(catalog_admin, "WorkerThread", Noting)
+    return taken
+
+
+def give_up(target: str, path: str, is_there: Callable[[], object]) -> None:
+    """Ask for a load and leave when it is there."""
+    with grpc.insecure_channel(target) as channel:
+        stub: Any = catalog_pb2_grpc.CatalogServiceStub(channel)  # type: ignore[no-untyped-call]
+        request = catalog_pb2.LoadCatalogRequest(name="items", path=path, activate=True)
+        call = stub.LoadCatalog.future(request, timeout=2 * PATIENCE_S)
+        wait_until(is_there)
+        assert call.cancel()
+
+
 def test_a_load_goes_on_without_its_caller_once_it_has_begun(
-    target: str, engine: Catalogs, caplog: pytest.LogCaptureFixture
+    queued: list[Any], target: str, engine: Catalogs, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The first is under way when its caller gives up; the second waits for it and is dropped, which the log says."""
     caplog.set_level("INFO", "xgr_runtime.service")
     engine.may_load.clear()
-    with CatalogAdminClient(target, timeout_s=0.5) as impatient:
-        for path in ("v2.xgrc", "v3.xgrc"):
-            with pytest.raises(DeadlineExceeded):
-                impatient.load("items", path, activate=True)
+    give_up(target, "v2.xgrc", lambda: engine.loaded_paths)
+    wait_for(caplog, "the load of v2.xgrc into items was given up after it began: it goes on")
+    give_up(target, "v3.xgrc", lambda: len(queued) == 2)
     wait_for(caplog, "the load of v3.xgrc into items was given up before it began: dropped")
     engine.may_load.set()
     wait_for(caplog, "the load of v2.xgrc into items ended: version v2")
-    with CatalogAdminClient(target, timeout_s=10) as client:
+    with CatalogAdminClient(target, timeout_s=PATIENCE_S) as client:
         assert client.load("items", "v4.xgrc").version == "v4"
         assert list(client.catalogs()["items"]["versions"]) == ["v1", "v2", "v4"]
         assert client.catalogs()["items"]["active_version"] == "v2"
@@ -297,18 +339,18 @@ def test_a_load_that_fails_without_its_caller_is_in_the_log(
 ) -> None:
     for version, text in (("bad", "failed: bad.xgrc is truncated"), ("defect", "failed")):
         engine.may_load.clear()
-        with CatalogAdminClient(target, timeout_s=0.5) as client, pytest.raises(DeadlineExceeded):
-            client.load("items", f"{version}.xgrc")
+        engine.loaded_paths.clear()
+        give_up(target, f"{version}.xgrc", lambda: engine.loaded_paths)
         wait_for(caplog, f"the load of {version}.xgrc into items was given up after it began")
         engine.may_load.set()
         wait_for(caplog, f"the load of {version}.xgrc into items {text}")
 
 
 def wait_for(caplog: pytest.LogCaptureFixture, text: str) -> None:
-    end_s = time.monotonic() + 10
-    while not any(record.getMessage().startswith(text) for record in caplog.records):
-        assert time.monotonic() < end_s, caplog.text
-        time.sleep(0.005)
+    def is_there() -> bool:
+        return any(record.getMessage().startswith(text) for record in list(caplog.records))
+
+    wait_until(is_there, lambda: caplog.text)
 
 
 def test_the_commands(target: str, engine: Catalogs, capsys: pytest.CaptureFixture[str]) -> None:
@@ -335,5 +377,6 @@ def test_the_commands(target: str, engine: Catalogs, capsys: pytest.CaptureFixtu
         "items v4 loaded: 7 items, 5 SIDs, used by 1, 3.0 MiB on the device\n"
     )
     assert json.loads(run("list", "--json")[1])["items"]["active_version"] == "v2"
-    assert main(["catalog", "list", "--target", "127.0.0.1:9"]) == 3
-    assert "cannot reach 127.0.0.1:9" in capsys.readouterr().err
+    nobody = f"127.0.0.1:{free_port()}"
+    assert main(["catalog", "list", "--target", nobody]) == 3
+    assert f"cannot reach {nobody}" in capsys.readouterr().err

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -18,8 +19,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.helpers.catalogs import TAGS
 from tests.service.process import ROOT, serving
-from tests.service.servers import is_taken_in, running, running_in_thread
+from tests.service.scrape import free_port, get, parse, value
+from tests.service.servers import DRAIN_S, is_taken_in, running, running_in_thread
+from tests.service.waiting import PATIENCE_S, PROCESS_S, until, wait_until
 from tests.service.world import World, make_world
+from tests.xschedule.running import Gate
 from xgr_runtime import Engine, RuntimeConfig
 from xgr_runtime.cli import main
 from xgr_runtime.conformance.same_answer import SameAnswerTotals
@@ -38,6 +42,7 @@ from xgr_runtime.types import NORMALIZATIONS, RecRequest, RecResult, Rules, Sear
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.helpers.oracle import Item
 
@@ -104,11 +109,12 @@ async def send(
 
 
 def wait_until_idle(engine: Engine) -> None:
-    end = time.monotonic() + 10
     total = engine.pages.allocator.num_pages - 1
-    while engine.describe()["num_unanswered"] or engine.pages.num_available != total:
-        assert time.monotonic() < end, engine.describe()
-        time.sleep(0.01)
+
+    def is_idle() -> bool:
+        return not engine.describe()["num_unanswered"] and engine.pages.num_available == total
+
+    wait_until(is_idle, engine.describe)
     engine.pages.check_conservation()
 
 
@@ -129,6 +135,7 @@ def test_concurrent_requests_are_right_or_have_a_proper_status(
         request, history = asked[i + 1]
         late = dataclasses.replace(request, deadline_s=start_s + i / 1000)
         asked[i + 1] = (late, history)
+        cancel_after_s[i] = cancel_after_s[i + 1] = None  # theirs is the only end they may have
 
     async def drive() -> list[RecResult | BaseException]:
         async with (
@@ -181,19 +188,25 @@ def test_a_full_queue_is_resource_exhausted_and_is_not_kept_full(world: World) -
     request = RecRequest(history_keys=(), searches=(Search(beam_width=8),))
 
     async def drive(engine: Engine) -> list[Any]:
+        gate = Gate(engine)
         async with (
             running(engine, config) as (_, target),
-            AsyncRecommendClient(target, timeout_s=60) as client,
+            AsyncRecommendClient(target, timeout_s=PATIENCE_S) as client,
         ):
-            outcomes = await asyncio.gather(*(send(client, request, None) for _ in range(100)))
+            calls = [asyncio.ensure_future(send(client, request, None)) for _ in range(100)]
+            try:  # none is answered until the others were refused
+                await until(lambda: sum(call.done() for call in calls) >= 96)
+                assert engine.describe()["num_unanswered"] == 4
+            finally:
+                gate.open()
+            outcomes = await asyncio.gather(*calls)
             await client.recommend(request)
             return outcomes
 
     with Engine.from_config(config) as engine:
         outcomes = asyncio.run(drive(engine))
         wait_until_idle(engine)
-    kinds = {type(outcome) for outcome in outcomes}
-    assert kinds == {RecResult, Overloaded}
+    assert Counter(map(type, outcomes)) == {RecResult: 4, Overloaded: 96}
 
 
 def test_errors_that_need_the_catalogue_name_the_field(world: World, engine: Engine) -> None:
@@ -221,7 +234,7 @@ def test_errors_that_need_the_catalogue_name_the_field(world: World, engine: Eng
     async def drive() -> None:
         async with (
             running(engine, engine.config) as (_, target),
-            AsyncRecommendClient(target) as client,
+            AsyncRecommendClient(target, timeout_s=PATIENCE_S) as client,
         ):
             for request, kind, text in cases:
                 with pytest.raises(kind, match=text):
@@ -240,7 +253,7 @@ def test_errors_that_need_the_catalogue_name_the_field(world: World, engine: Eng
     wait_until_idle(engine)
 
 
-def xgr(*arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+def xgr(*arguments: str, timeout_s: float = PROCESS_S) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "xgr_runtime.cli", *arguments],
         cwd=ROOT,
@@ -251,10 +264,31 @@ def xgr(*arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[s
     )
 
 
-def test_the_commands_serve_ask_and_drain_under_load(world: World) -> None:
-    # A batch larger than the load closes only after max_wait_ms: all calls are in the queue when the signal comes.
-    overrides = ["scheduler.max_wait_ms=1000", "scheduler.max_batch_histories=64"]
-    sets = [part for override in overrides for part in ("--set", override)]
+async def until_draining(target: str) -> None:
+    """Until the service tells balancers that it ends: calls that come from now on are refused."""
+    async with grpc.aio.insecure_channel(target) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        watch = stub.Watch(health_pb2.HealthCheckRequest())
+        while (await watch.read()).status != health_pb2.HealthCheckResponse.NOT_SERVING:
+            pass
+
+
+async def until_queued(port: int, num_requests: int) -> None:
+    """Until the engine of a service with metrics on this port has so many requests."""
+    names = ("xgr_waiting_requests", "xgr_running_requests")
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        samples = parse((await get(port))[2])
+        if sum(value(samples, name) for name in names) == num_requests:
+            return
+        assert time.monotonic() < end, samples
+        await asyncio.sleep(0.01)
+
+
+def test_the_commands_serve_ask_and_drain_under_load(world: World, tmp_path: Path) -> None:
+    """No batch runs between the first call of the load and the end of the last that comes too late."""
+    hold, port = tmp_path / "hold", free_port()
+    sets = ["--set", f"service.drain_s={DRAIN_S}", "--set", f"service.metrics_port={port}"]
     command = ["serve", "--config", str(world.config), "--log-level", "error", *sets]
     history = [world.catalog.items[i] for i in (1, 5, 9)]
     ids = ",".join(str(item.item_id) for item in history)
@@ -262,27 +296,31 @@ def test_the_commands_serve_ask_and_drain_under_load(world: World) -> None:
     request = RecRequest(history_sids=sids, searches=(Search(beam_width=4),))
 
     async def load() -> tuple[list[Any], list[Any], int]:
-        async with AsyncRecommendClient(target, timeout_s=60) as client:
-            await is_taken_in(client)  # the connection is there
+        async with AsyncRecommendClient(target, timeout_s=2 * PATIENCE_S) as client:
             calls = [asyncio.ensure_future(client.recommend(request)) for _ in range(40)]
-            await asyncio.sleep(0)
-            await is_taken_in(client)
+            await until_queued(port, 40)
             num_open = sum(not call.done() for call in calls)
             process.send_signal(signal.SIGTERM)
-            await asyncio.sleep(0.3)
-            late = [asyncio.ensure_future(client.recommend(request)) for _ in range(20)]
-            ends = await asyncio.gather(*calls, *late, return_exceptions=True)
-            return ends[:40], ends[40:], num_open
+            await until_draining(target)
+            late = [client.recommend(request) for _ in range(20)]
+            late_ends = await asyncio.gather(*late, return_exceptions=True)
+            hold.unlink()
+            return await asyncio.gather(*calls, return_exceptions=True), late_ends, num_open
 
-    with serving(["-m", "xgr_runtime.cli", *command]) as (process, target):
+    with serving(["-m", "tests.service.serve_faulty", f"held={hold}", *command[1:]]) as (
+        process,
+        target,
+    ):
         options = ("--history-ids", ids, "--beam-width", "4", "--json")
-        asked = xgr("client", "--target", target, *options)
+        patience = ("--timeout-s", str(PATIENCE_S))
+        asked = xgr("client", "--target", target, *options, *patience)
         assert (asked.returncode, asked.stderr) == (0, "")
         (found,) = json.loads(asked.stdout)["results"]
         with RecommendClient(target) as client:
-            assert client.wait_until_serving(5)
+            assert client.wait_until_serving(PATIENCE_S)
+        hold.touch()
         outcomes, late, num_open = asyncio.run(load())
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=PATIENCE_S)
         assert (process.returncode, errors) == (0, "")
     assert num_open == 40
     for outcome in outcomes:
@@ -300,7 +338,7 @@ def test_a_process_whose_engine_dies_ends_by_itself(world: World, num_requests: 
     async def ask(target: str) -> list[Any]:
         request = RecRequest(history_item_ids=np.array([1, 2], np.int64))
         async with (
-            AsyncRecommendClient(target, timeout_s=60) as client,
+            AsyncRecommendClient(target, timeout_s=PATIENCE_S) as client,
             grpc.aio.insecure_channel(target) as channel,
         ):
             watch_stub: Any = health_pb2_grpc.HealthStub(channel)
@@ -315,17 +353,16 @@ def test_a_process_whose_engine_dies_ends_by_itself(world: World, num_requests: 
             return await asyncio.gather(*calls, return_exceptions=True)
 
     command = ["-m", "tests.service.serve_faulty", "idle", "--config", str(world.config)]
+    command += ["--set", f"service.drain_s={DRAIN_S}"]
     with serving(command) as (process, target):
         outcomes = asyncio.run(ask(target))
-        start_s = time.monotonic()
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=PATIENCE_S)  # the drain is not used up
     assert len(outcomes) == num_requests
     assert all(isinstance(o, EngineClosed) for o in outcomes), outcomes
     assert not any("beyond repair" in str(o) for o in outcomes), "what it died of is for the log"
     assert process.returncode == 1, errors
     assert errors.splitlines()[-1] == "xgr serve: the engine stopped by itself"
     assert "SystemError: beyond repair" in errors
-    assert time.monotonic() - start_s < 10, "the drain's 20 s are not used up"
 
 
 def absent_device() -> str:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from tests.service.servers import running_in_thread
 from tests.service.stand_in import StandInEngine
+from tests.service.waiting import PATIENCE_S
 from xgr_runtime.config import ServiceConfig
 from xgr_runtime.service import logs
 from xgr_runtime.service.client import RecommendClient
@@ -162,7 +163,7 @@ def test_a_failed_call_is_an_exception_under_its_id(
     ids = np.array([1], np.int64)
     with (
         running_in_thread(StandInEngine()) as target,
-        RecommendClient(target) as client,
+        RecommendClient(target, timeout_s=PATIENCE_S) as client,
         pytest.raises(ServiceError, match="INTERNAL"),
     ):
         client.recommend(

@@ -15,6 +15,7 @@ import pytest
 
 from tests.service.process import at_once, serving, start
 from tests.service.scrape import by_label, free_port, get, parse
+from tests.service.waiting import PATIENCE_S, PROCESS_S
 from tests.service.world import make_world
 from xgr_runtime.errors import XgrError
 from xgr_runtime.service.client import RecommendClient
@@ -55,7 +56,7 @@ def log_hostile_requests(config: Path, log_format: str) -> None:
         command += ["--set", f"service.{option}"]
     num_ok = 0
     with serving(command) as (process, target):
-        with RecommendClient(target) as client:
+        with RecommendClient(target, timeout_s=PATIENCE_S) as client:
             for request in hostile_requests():
                 try:
                     client.recommend(request)
@@ -66,7 +67,7 @@ def log_hostile_requests(config: Path, log_format: str) -> None:
             channel.unary_unary(METHOD)(b"\xff\xff\xff", metadata=(("x-request-id", "raw"),))
         samples = parse(asyncio.run(get(port))[2])
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     assert by_label(samples, "xgr_requests_total", "code")["OK"] == num_ok >= 2
     lines = errors.split("\n")
@@ -109,7 +110,7 @@ def test_a_metrics_port_in_use_ends_the_command_in_one_line(tmp_path: Path) -> N
         port = holder.getsockname()[1]
         command = ["-m", "xgr_runtime.cli", "serve", "--config", str(world.config)]
         process = start([*command, "--log-level", "error", "--set", f"service.metrics_port={port}"])
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=PROCESS_S)
     assert (process.returncode, output) == (2, "")
     assert errors.startswith(f"xgr: ConfigError: cannot serve metrics on 127.0.0.1:{port}: ")
     assert errors.count("\n") == 1

@@ -16,9 +16,11 @@ import pytest
 
 from tests.service.scrape import by_label, free_port, get, parse, value
 from tests.service.servers import running
+from tests.service.waiting import PATIENCE_S, until
 from tests.service.world import TOKENS, World, make_world
 from tests.xschedule.running import Gate
 from xgr_runtime import Engine, RuntimeConfig
+from xgr_runtime.service import call_record
 from xgr_runtime.service._pb.xgr.v1 import recommend_pb2_grpc
 from xgr_runtime.service.metric_table import TABLE
 from xgr_runtime.service.translate import request_to_proto
@@ -70,14 +72,14 @@ class Traffic:
         self,
         number: int,
         search: Search,
-        timeout_s: float | None = 30,
-        cancel_after_s: float | None = None,
+        timeout_s: float | None = 2 * PATIENCE_S,
+        until_cancelled: asyncio.Event | None = None,
     ) -> str:
         call = self._stub.Recommend(
             request_to_proto(self.request(number, search)), timeout=timeout_s
         )
-        if cancel_after_s is not None:
-            await asyncio.sleep(cancel_after_s)
+        if until_cancelled is not None:
+            await until_cancelled.wait()
             call.cancel()
         code: str = (await call.code()).name
         self.codes[code] += 1
@@ -89,7 +91,7 @@ class Traffic:
 async def scrape(engine: Engine) -> Samples:
     """Parsed, once every call that ended for its client has ended in the server."""
     port = engine.config.service.metrics_port
-    end_s = time.monotonic() + 20
+    end_s = time.monotonic() + PATIENCE_S
     while True:
         status, _, body = await get(port)
         assert status == 200
@@ -201,23 +203,30 @@ def test_answered_traffic(world: World, engine: Engine) -> None:
     asyncio.run(main())
 
 
-def test_every_other_end_of_a_call(world: World, engine: Engine) -> None:
+def test_every_other_end_of_a_call(
+    world: World, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Refused, expired, cancelled, overloaded, broken: by the statuses that the client got. Gauges while they wait."""
+    # A busy machine may bring the client's end of a call to the server long before the server's own clock says so.
+    monkeypatch.setattr(call_record, "CLOCK_TOLERANCE_S", PATIENCE_S)
     gate = Gate(engine)
     plain = SEARCHES[0]
 
     async def main() -> None:
         async with (
-            running(engine, engine.config) as (_, target),
+            running(engine, engine.config) as (server, target),
             grpc.aio.insecure_channel(target) as channel,
         ):
             traffic = Traffic(world, channel)
             held = asyncio.ensure_future(traffic.send(0, plain))
             await asyncio.get_running_loop().run_in_executor(None, gate.wait_for_batch)
             waiting = [asyncio.ensure_future(traffic.send(i, plain)) for i in (1, 2)]
-            late = [asyncio.ensure_future(traffic.send(i, plain, timeout_s=0.6)) for i in (3, 4)]
-            gone = asyncio.ensure_future(traffic.send(5, plain, cancel_after_s=0.6))
-            await asyncio.sleep(0.3)
+            leave = asyncio.Event()
+            gone = [
+                asyncio.ensure_future(traffic.send(i, plain, until_cancelled=leave, timeout_s=None))
+                for i in (3, 4, 5)
+            ]
+            await until(lambda: engine.describe()["num_unanswered"] == 6)
             status, _, body = await get(engine.config.service.metrics_port)
             samples = parse(body)
             assert status == 200
@@ -229,8 +238,14 @@ def test_every_other_end_of_a_call(world: World, engine: Engine) -> None:
             assert value(samples, "xgr_kv_used_pages") == needed
             for i in range(7):
                 assert await traffic.send(i, plain) == "RESOURCE_EXHAUSTED"
+            leave.set()
+            assert await asyncio.gather(*gone) == ["CANCELLED"] * 3
+            await until(lambda: server.servicer.num_in_flight == 3)
+            await until(lambda: engine.describe()["num_unanswered"] == 3)
+            late = [asyncio.ensure_future(traffic.send(i, plain, timeout_s=2)) for i in (3, 4)]
+            await until(lambda: server.servicer.num_in_flight == 5)
             assert await asyncio.gather(*late) == ["DEADLINE_EXCEEDED"] * 2
-            assert await gone == "CANCELLED"
+            await until(lambda: server.servicer.num_in_flight == 3)
             gate.open()
             assert await asyncio.gather(held, *waiting) == ["OK"] * 3
             for bad in (dataclasses.replace(plain, beam_width=None, beam_widths=(3, 3)),) * 3:
@@ -247,7 +262,7 @@ def test_every_other_end_of_a_call(world: World, engine: Engine) -> None:
             assert by_label(samples, "xgr_failed_requests_total", "cause") == {
                 "overload": 7,
                 "deadline": 2,
-                "cancelled": 1,
+                "cancelled": 3,
                 "invalid": 3,
                 "not_found": 2,
                 "internal": 1,
@@ -257,7 +272,7 @@ def test_every_other_end_of_a_call(world: World, engine: Engine) -> None:
             assert batches["failed"] == 1
             assert value(samples, "xgr_waiting_requests") == 0
             assert value(samples, "xgr_kv_used_pages") == 0
-            await asyncio.wait_for(no_used_rows(engine), 10)
+            await asyncio.wait_for(no_used_rows(engine), PATIENCE_S)
 
     asyncio.run(main())
 
@@ -322,13 +337,16 @@ def test_a_swap_changes_the_version_and_starts_its_age(
             loaded = await scrape(engine)
             assert versions(loaded) == [("items", first)]
             assert value(loaded, "xgr_catalog_versions", catalog="items") == 2
+            start_s = time.monotonic()
             engine.activate_catalog("items", "second")
             engine.load_catalog("beside", str(tmp_path / "third.xgrc"))
             engine.activate_catalog("beside", "third")
             after = await scrape(engine)
             assert versions(after) == [("items", "second")]
+            most_s = time.monotonic() - start_s
             ages = [value(s, "xgr_catalog_age_seconds", catalog="items") for s in (loaded, after)]
-            assert ages[1] < ages[0]
+            assert ages[0] > 0
+            assert 0 < ages[1] <= most_s, "as old as its activation, not as the version before"
             assert set(before) - set(after) == {
                 ("xgr_catalog_info", frozenset({("catalog", "items"), ("version", first)}))
             }
@@ -352,7 +370,7 @@ def test_draining_is_seen_and_the_endpoint_ends_last(world: World, engine: Engin
             held = asyncio.ensure_future(traffic.send(0, SEARCHES[0]))
             await asyncio.get_running_loop().run_in_executor(None, gate.wait_for_batch)
             stopping = asyncio.ensure_future(server.stop(asyncio.Event()))
-            await asyncio.sleep(0.1)
+            await until(lambda: server.servicer._is_draining)
             assert await traffic.send(1, SEARCHES[0]) == "UNAVAILABLE"
             port = engine.config.service.metrics_port
             samples = parse((await get(port))[2])
@@ -400,7 +418,7 @@ def test_one_line_a_call_with_its_request_id(
 
     records: list[Any] = list(send_all(engine.config))
     assert [(r.request_id, r.status) for r in records] == [("r1", "OK"), ("r2", "NOT_FOUND")]
-    assert all(0 < r.duration_ms < 30_000 for r in records)
+    assert all(0 < r.duration_ms < 1e3 * PATIENCE_S for r in records)
     assert all(r.getMessage().isprintable() for r in records)
     service = dataclasses.replace(engine.config.service, log_requests=False)
     assert send_all(dataclasses.replace(engine.config, service=service)) == []

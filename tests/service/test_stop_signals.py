@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.service.waiting import PATIENCE_S
 from xgr_runtime.service.stop_signals import (
     EXIT_AT_ONCE,
     EXIT_CUT_OFF,
@@ -144,6 +145,6 @@ def test_a_signal_wakes_a_loop_that_waits() -> None:
         heard = asyncio.Event()
         with StopSignals(heard.set):
             threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
-            await asyncio.wait_for(heard.wait(), 20)
+            await asyncio.wait_for(heard.wait(), PATIENCE_S)
 
     asyncio.run(serve())
