@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from tests.service.hostile.test_connections import METHOD, until
+from tests.service.hostile.test_connections import METHOD
 from tests.service.servers import running
 from tests.service.stand_in import StandInEngine
+from tests.service.waiting import PATIENCE_S, until
 from tests.service.world import World, make_world
+from tests.xschedule.running import Gate
 from xgr_runtime import Engine, RuntimeConfig
 from xgr_runtime.config import LimitsConfig
 from xgr_runtime.config_check import RANGES
@@ -162,7 +164,7 @@ def engine(world: World) -> Iterator[Engine]:
 
 async def send(channel: Any, data: bytes) -> tuple[str, str, dict[str, Any]]:
     """(status, message, trailing metadata)."""
-    call = channel.unary_unary(METHOD)(data, timeout=30)
+    call = channel.unary_unary(METHOD)(data, timeout=PATIENCE_S)
     code = (await call.code()).name
     return code, await call.details() or "", dict(tuple(await call.trailing_metadata() or ()))
 
@@ -256,7 +258,7 @@ def test_bytes_of_all_messages_that_wait(engine: Engine) -> None:
             running(stand_in, engine.config) as (_, target),
             grpc.aio.insecure_channel(target) as channel,
         ):
-            sent = of_bytes(plain(catalog="wait:0.5"), half)
+            sent = of_bytes(plain(catalog="held"), half)
             calls = [asyncio.ensure_future(send(channel, sent)) for _ in range(2)]
             await until(lambda: len(stand_in.requests) == 2)
             small = plain().SerializeToString()
@@ -264,6 +266,7 @@ def test_bytes_of_all_messages_that_wait(engine: Engine) -> None:
             assert code == "RESOURCE_EXHAUSTED"
             assert f"limits.max_waiting_bytes = {2 * half}; send it again later" in text
             assert f"hold {2 * half} bytes" in text
+            stand_in.let_go()
             assert [code for code, _, _ in await asyncio.gather(*calls)] == ["OK", "OK"]
             assert (await send(channel, small))[0] == "OK"
 
@@ -271,11 +274,12 @@ def test_bytes_of_all_messages_that_wait(engine: Engine) -> None:
 
 
 def test_requests_in_the_queue(world: World) -> None:
-    """The batch waits for others; three requests fill the queue, and the fourth is refused by name."""
-    overrides = ["scheduler.max_wait_ms=300", "scheduler.max_queue=3", "search.beam_width=8"]
+    """No batch runs; three requests fill the queue, and the fourth is refused by name."""
+    overrides = ["scheduler.max_queue=3", "search.beam_width=8"]
     config = RuntimeConfig.from_yaml(world.config, overrides)
 
     async def main(engine: Engine) -> None:
+        gate = Gate(engine)
         async with (
             running(engine, config) as (_, target),
             grpc.aio.insecure_channel(target) as channel,
@@ -286,6 +290,7 @@ def test_requests_in_the_queue(world: World) -> None:
             code, text, _ = await send(channel, data)
             assert code == "RESOURCE_EXHAUSTED"
             assert "scheduler.max_queue" in text
+            gate.open()
             assert [code for code, _, _ in await asyncio.gather(*calls)] == ["OK"] * 3
             assert (await send(channel, data))[0] == "OK"
 

@@ -21,6 +21,7 @@ from google.rpc import error_details_pb2, status_pb2
 from tests.service.hostile.payloads import PayloadSource
 from tests.service.hostile.verdicts import Judge
 from tests.service.process import serving
+from tests.service.waiting import PATIENCE_S
 from tests.service.world import PREFIX, SUFFIX, World, make_world
 from xgr_runtime import RuntimeConfig
 from xgr_runtime.service._pb.xgr.v1 import recommend_pb2 as pb
@@ -63,7 +64,7 @@ class Reply:
     data: bytes
 
 
-async def send(channel: Any, data: bytes, timeout_s: float = 60) -> Reply:
+async def send(channel: Any, data: bytes, timeout_s: float = PATIENCE_S) -> Reply:
     call = channel.unary_unary(METHOD)(data, timeout=timeout_s)
     try:
         reply = await call
@@ -194,7 +195,7 @@ def put_on_trial(world: World, count: int, seed: int) -> tuple[Trial, float]:
         asyncio.run(trial.run(payloads))
         seconds = time.monotonic() - start_s
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE_S) == 0
     lines = log.read_text(encoding="utf-8").splitlines()
     wrong = [line for line in lines if LOG_LINE.fullmatch(line) is None]
     assert not wrong, wrong[:5]

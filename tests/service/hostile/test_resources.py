@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +11,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.service.hostile.test_connections import METHOD, request, standing, until
+from tests.service.hostile.test_connections import METHOD, request, standing
 from tests.service.process import serving
+from tests.service.waiting import PATIENCE_S, until
 from xgr_runtime.config import RuntimeConfig
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def server() -> Iterator[tuple[int, str]]:
 
 
 async def status(channel: Any, data: bytes, **options: Any) -> grpc.StatusCode:
-    call = channel.unary_unary(METHOD)(data, timeout=60, **options)
+    call = channel.unary_unary(METHOD)(data, timeout=5 * PATIENCE_S, **options)
     code: grpc.StatusCode = await call.code()
     return code
 
@@ -69,12 +69,11 @@ def test_messages_that_swell_when_parsed(server: tuple[int, str]) -> None:
             before = memory_mib(pid, "VmRSS")
             for name, data in SWOLLEN.items():
                 assert 4 * MIB - 64 < len(data) <= 4 * MIB, name
-                start_s = time.monotonic()
                 codes = await asyncio.gather(*(status(channel, data) for _ in range(4)))
                 assert set(codes) == {grpc.StatusCode.INVALID_ARGUMENT}, name
-                assert time.monotonic() - start_s < 10, name
             data = SWOLLEN["empty searches"]
-            await asyncio.gather(*(status(channel, data) for _ in range(12)))
+            codes = await asyncio.gather(*(status(channel, data) for _ in range(12)))
+            assert set(codes) == {grpc.StatusCode.INVALID_ARGUMENT}
             assert memory_mib(pid, "VmHWM") - before < 450
             assert await status(channel, request()) is grpc.StatusCode.OK
 
