@@ -113,6 +113,7 @@ def test_serve_a_configuration_by_name(commands: Path, tmp_path: Path) -> None:
     with serving(commands, tmp_path) as target:
         command = [str(commands / "xgr"), "client", "--target", target, "--json"]
         command += ["--history-ids", "50,172,181", "--num-results", "3", "--exclude-history"]
+        command += ["--timeout-s", "60"]
         (result,) = json.loads(env.run(command, tmp_path).stdout)["results"]
     ids = [item["item_id"] for item in result["items"]]
     assert len(set(ids) - {50, 172, 181}) == 3
