@@ -136,7 +136,7 @@ class Load:
 
     async def probe_until(
         self, client: AsyncRecommendClient, condition: Callable[[], object]
-    ) -> list[asyncio.Future[Call]]:
+    ) -> list[asyncio.Task[Call]]:
         """Send one call after the other, ended or not, until it is true; the calls."""
         probes = [asyncio.ensure_future(self.call(client))]
 
