@@ -43,6 +43,7 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 END_S = 60.0
 PROBE_S = 0.005
+PATIENT = ("-m", "tests.e2e.patient_stop")  # for callers who never pause
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,7 @@ def command(world: World, *overrides: str, port: int = 0) -> list[str]:
 
 def held_command(world: World, *overrides: str) -> list[str]:
     """Its engine answers nobody from SIGUSR1 to SIGUSR2."""
-    return ["-m", "tests.e2e.serve_held", *options_of(world, *overrides)]
+    return [*PATIENT, "tests.e2e.serve_held", *options_of(world, *overrides)]
 
 
 def options_of(world: World, *overrides: str, port: int = 0) -> list[str]:
@@ -263,7 +264,8 @@ def test_clients_that_stream_lines_hear_of_the_stop(
         json.dumps({"request_id": f"l{i}", "history_item_ids": [h.item_id for h in history]})
         for i, history in enumerate(histories * 60)
     ]
-    with serving(command(world)) as (process, target):
+    patient = [*PATIENT, "xgr_runtime.cli", "serve", *options_of(world)]
+    with serving(patient) as (process, target):
         options = ["--target", target, "--input", "-", "--json", "--concurrency", "8"]
         client = subprocess.Popen(
             [sys.executable, "-m", "xgr_runtime.cli", "client", *options, "--beam-width", "8"],
@@ -324,10 +326,10 @@ def test_sigkill_and_a_restart_on_the_same_port(
             await until(lambda: num_since(killed_s) > 0)
             back_s = time.monotonic() - up_s
             await until(lambda: num_since(killed_s) > 20)
-            second.send_signal(signal.SIGTERM)
-            _, errors = await asyncio.to_thread(second.communicate, timeout=END_S)
             load.is_over = True
             await asyncio.gather(*callers)
+            second.send_signal(signal.SIGTERM)
+            _, errors = await asyncio.to_thread(second.communicate, timeout=END_S)
             restart.__exit__(None, None, None)
             assert (second.returncode, errors) == (0, "")
         return back_s, num_since(killed_s)
@@ -359,7 +361,7 @@ def test_an_engine_that_breaks_under_load(
             await asyncio.gather(*callers)
             return start_s
 
-    faulty = ["-m", "tests.service.serve_faulty", "batch"]
+    faulty = [*PATIENT, "tests.service.serve_faulty", "batch"]
     with serving([*faulty, *options_of(world, "service.drain_s=300")]) as (process, target):
         start_s = asyncio.run(drive(process, target))
         _, errors = process.communicate(timeout=END_S)
