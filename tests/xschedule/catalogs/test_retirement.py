@@ -119,7 +119,7 @@ def test_over_the_wire_a_load_says_what_it_retired(
     names = [Path(versions.path(number)).name for number in (2, 3)]
     with (
         running_in_thread(engine, config) as target,
-        CatalogAdminClient(target, timeout_s=20) as client,
+        CatalogAdminClient(target, timeout_s=60) as client,
     ):
         assert client.load("main", names[0], activate=True) == LoadedVersion("v2", "")
         assert client.load("main", names[1]) == LoadedVersion("v3", "v1")
