@@ -16,7 +16,7 @@ import pytest
 
 from tests.service.scrape import by_label, free_port, get, parse, value
 from tests.service.servers import running
-from tests.service.waiting import PATIENCE_S, until
+from tests.service.waiting import PATIENCE_S, until, wait_until
 from tests.service.world import TOKENS, World, make_world
 from tests.xschedule.running import Gate
 from xgr_runtime import Engine, RuntimeConfig
@@ -49,6 +49,8 @@ def engine(world: World) -> Iterator[Engine]:
         world.config, [f"scheduler.max_queue={QUEUE}", f"service.metrics_port={free_port()}"]
     )
     with Engine.from_config(config) as started:
+        # The request of its start is answered a moment before it leaves the queue.
+        wait_until(lambda: not started.describe()["num_unanswered"])
         yield started
 
 
