@@ -107,6 +107,7 @@ class Told(StrictGraph):
 
 def test_a_replay_is_told_the_lengths_of_its_own_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strict_device, "StrictGraph", Told)
+    monkeypatch.setattr(Told, "told", [])
     runner = GraphRunner(StrictDevice())
     for lengths in ((3, 5), (4, 0)):
         runner.run([Segment("round", "key", lambda: None, CpuTimer(), (0, 1), lengths)])
