@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import grpc
@@ -142,6 +143,62 @@ def test_a_request_that_is_too_large_for_the_limits_names_them() -> None:
         pytest.raises(errors.InvalidRequest, match=r"limits\.max_input_items"),
     ):
         client.recommend(many)
+
+
+@contextmanager
+def cancelling_server() -> Iterator[str]:
+    """Ends every call CANCELLED, as gRPC does with what a stopping server has not taken in."""
+
+    def end(_: bytes, context: grpc.ServicerContext) -> bytes:
+        return bytes(context.abort(grpc.StatusCode.CANCELLED, "gone"))  # it raises
+
+    handler = grpc.unary_unary_rpc_method_handler(end)
+    server = grpc.server(ThreadPoolExecutor(1))
+    name = "xgr.v1.RecommendService"
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(name, {"Recommend": handler}),)
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait()
+
+
+def test_a_call_that_the_server_dropped_is_unavailable() -> None:
+    """Its caller may ask another server."""
+
+    async def ask(target: str) -> None:
+        async with AsyncRecommendClient(target, timeout_s=PATIENCE_S) as client:
+            await client.recommend(request())
+
+    with cancelling_server() as target:
+        said = f"^UNAVAILABLE: {target} ended the call without an answer: gone$"
+        with (
+            RecommendClient(target, timeout_s=PATIENCE_S) as client,
+            pytest.raises(ServiceError, match=said) as dropped,
+        ):
+            client.recommend(request())
+        with pytest.raises(ServiceError, match=said):
+            asyncio.run(ask(target))
+    assert dropped.value.code is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_client_that_was_closed_says_so() -> None:
+    """Nobody else need be asked: the caller's own side ended the call."""
+    engine = StandInEngine()
+    with running_in_thread(engine) as target, ThreadPoolExecutor(1) as pool:
+        client = RecommendClient(target, timeout_s=PATIENCE_S)
+        asked = pool.submit(client.recommend, request("wait"))
+        end_s = time.monotonic() + PATIENCE_S
+        while not engine.requests:
+            assert time.monotonic() < end_s
+            time.sleep(1e-3)
+        client.close()
+        with pytest.raises(ServiceError) as closed:
+            asked.result(PATIENCE_S)
+    assert closed.value.code is grpc.StatusCode.CANCELLED
 
 
 def test_cancelling_the_async_client_reaches_the_engine() -> None:

@@ -43,6 +43,7 @@ class RecommendClient:
     ) -> None:
         self.target = check_target(target)
         self._timeout_s = check_timeout(timeout_s)
+        self._is_closed = False
         self._channel = grpc.insecure_channel(target, options=_options(max_message_bytes))
         self._recommend = _stub(self._channel).Recommend
         self._health = health_pb2_grpc.HealthStub(self._channel)
@@ -56,7 +57,7 @@ class RecommendClient:
         try:
             reply = self._recommend(message, timeout=timeout_s)
         except grpc.RpcError as error:
-            raise _error(error, self.target, timeout_s) from error
+            raise _error(error, self.target, timeout_s, is_closed=self._is_closed) from error
         return _result(reply)
 
     def wait_until_serving(self, timeout_s: float) -> bool:
@@ -72,6 +73,7 @@ class RecommendClient:
 
     def close(self) -> None:
         """Close the connection; calls in flight are cancelled."""
+        self._is_closed = True
         self._channel.close()
 
     def __enter__(self) -> "RecommendClient":
@@ -98,6 +100,7 @@ class AsyncRecommendClient:
     ) -> None:
         self.target = check_target(target)
         self._timeout_s = check_timeout(timeout_s)
+        self._is_closed = False
         self._channel = grpc.aio.insecure_channel(target, options=_options(max_message_bytes))
         self._recommend = _stub(self._channel).Recommend
 
@@ -107,11 +110,12 @@ class AsyncRecommendClient:
         try:
             reply = await self._recommend(message, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
-            raise _error(error, self.target, timeout_s) from error
+            raise _error(error, self.target, timeout_s, is_closed=self._is_closed) from error
         return _result(reply)
 
     async def close(self) -> None:
         """Close the connection; calls in flight are cancelled."""
+        self._is_closed = True
         await self._channel.close()
 
     async def __aenter__(self) -> "AsyncRecommendClient":
@@ -153,8 +157,11 @@ def _timeout(request: RecRequest, timeout_s: float | None) -> float | None:
     return min(remaining_s, MAX_TIMEOUT_S if timeout_s is None else timeout_s)
 
 
-def _error(error: Any, target: str, timeout_s: float | None) -> XgrError:
-    """What to raise for a grpc.RpcError of either kind."""
+def _error(error: Any, target: str, timeout_s: float | None, *, is_closed: bool) -> XgrError:
+    """What to raise for a grpc.RpcError of either kind.
+
+    A server that stops ends what it has not taken in yet CANCELLED, which is no answer and no wish of the caller's.
+    """
     code, message = error.code(), error.details() or ""
     trailing = tuple(error.trailing_metadata() or ())
     if code is grpc.StatusCode.DEADLINE_EXCEEDED and REQUEST_ID_KEY not in dict(trailing):
@@ -162,6 +169,9 @@ def _error(error: Any, target: str, timeout_s: float | None) -> XgrError:
     translated = error_from_rpc(code, message, trailing)
     if isinstance(translated, ServiceError) and code is grpc.StatusCode.UNAVAILABLE:
         return ServiceError(code, f"cannot reach {target}: {message}")
+    if code is grpc.StatusCode.CANCELLED and not is_closed:
+        text = f"{target} ended the call without an answer: {message}"
+        return ServiceError(grpc.StatusCode.UNAVAILABLE, text)
     return translated
 
 
