@@ -7,7 +7,7 @@ answer. Beside it versions are loaded, activated and retired in turn. A second t
 notes how late it wakes: that is how long the interpreter's lock was held by somebody else. Latency and lateness of the
 moments with a change are compared with those of the idle moments between them, so both see the same machine. After each
 cycle the process's resident and anonymous memory and the bytes of the device slots are read, once what the load ran into
-has ended. Exit code: 0, or 1 when a load was over before anything fell into it, so that it has no figures.
+has ended. Exit code: 0, or 1 when nothing fell into one of the two, so that it has no figures.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 from tools._bench.memory import memory_mib  # noqa: E402
 from tools._bench.random_model import Qwen3Shape, write_random_model  # noqa: E402
-from tools._bench.samples import Samples, overlap  # noqa: E402
+from tools._bench.samples import Samples, by_span, wait_past  # noqa: E402
 from tools._bench.timing import (  # noqa: E402
     add_output_arguments,
     environment,
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 NUM_LEVELS = 3
 FIRST_TOKEN = 8
 NAME = "main"
-# What is still under way at the end of a load belongs to it: so long is waited for it.
-LAST_SAMPLE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -158,7 +156,7 @@ def run(sizes: Sizes, folder: Path, seed: int = 0) -> dict[str, Any]:
         states = [state(engine)]
         try:
             for cycle in range(sizes.cycles):
-                time.sleep(sizes.idle_s)
+                idle(sizes.idle_s, requests, lateness)
                 start = time.perf_counter()
                 version = engine.load_catalog(NAME, str(paths[(cycle + 1) % 2]))
                 loads.append((start, time.perf_counter()))
@@ -170,7 +168,7 @@ def run(sizes: Sizes, folder: Path, seed: int = 0) -> dict[str, Any]:
                 states.append(state(engine))
                 pauses.append((pause_s, time.perf_counter()))
                 progress(f"cycle {cycle + 1}: load {loads[-1][1] - start:.2f} s, {states[-1]}")
-            time.sleep(sizes.idle_s)
+            idle(sizes.idle_s, requests, lateness)
         finally:
             stop.set()
             for thread in threads:
@@ -178,13 +176,11 @@ def run(sizes: Sizes, folder: Path, seed: int = 0) -> dict[str, Any]:
     return report(sizes, seed, requests, lateness, loads, changes, pauses, states)
 
 
-def wait_past(moment_s: float, *all_samples: Samples) -> None:
-    """Until each has a sample that began after a moment: what ran at it has ended, and was noted."""
-    end_s = time.perf_counter() + LAST_SAMPLE_S
-    while not all(samples.at_s and samples.at_s[-1] > moment_s for samples in all_samples):
-        if time.perf_counter() > end_s:
-            raise TimeoutError(f"no request ended in {LAST_SAMPLE_S:.0f} s after a load")
-        time.sleep(1e-3)
+def idle(seconds: float, *samples: Samples) -> None:
+    """So long at least, and until something was seen in it."""
+    start_s = time.perf_counter()
+    time.sleep(seconds)
+    wait_past(start_s, *samples)
 
 
 def retire(engine: Engine, version: str) -> None:
@@ -204,20 +200,12 @@ def report(
     pauses: Sequence[tuple[float, float]],
     states: Sequence[dict[str, float]],
 ) -> dict[str, Any]:
-    """Samples that overlap a change (load, activation, retirement) against all others.
-
-    Without the first second, and without what overlaps a moment of looking at memory. Moments in seconds.
-    """
-    found: dict[str, Any] = {}
-    for name, samples in (("requests", requests), ("lateness", lateness)):
-        start = np.asarray(samples.at_s)
-        end = start + np.asarray(samples.ms) / 1e3
-        in_load, in_pause = overlap(start, end, changes), overlap(start, end, pauses)
-        is_late = start > start[0] + min(1.0, sizes.idle_s / 2)
-        found[name] = {
-            "idle": samples.summary(~in_load & ~in_pause & is_late),
-            "during_load": samples.summary(in_load & ~in_pause),
-        }
+    """The figures. Spans in seconds; the first second warms up. A change: load, activation, retirement."""
+    warmup_s = min(1.0, sizes.idle_s / 2)
+    found = {
+        name: by_span(samples, changes, pauses, warmup_s)
+        for name, samples in (("requests", requests), ("lateness", lateness))
+    }
     seconds = sorted(last - first for first, last in loads)
     growth = {
         key: round(states[-1][key] - states[1][key], 1) for key in ("resident_mib", "anonymous_mib")
@@ -225,8 +213,8 @@ def report(
     return {
         "load_s": round(float(np.median(seconds)), 3),
         "p99_idle_ms": found["requests"]["idle"]["p99_ms"],
-        "p99_during_load_ms": found["requests"]["during_load"]["p99_ms"],
-        "stall_max_during_load_ms": found["lateness"]["during_load"]["max_ms"],
+        "p99_during_change_ms": found["requests"]["during_change"]["p99_ms"],
+        "stall_max_during_change_ms": found["lateness"]["during_change"]["max_ms"],
         "growth_after_second_cycle_mib": growth,
         **found,
         "states": list(states),
@@ -251,9 +239,10 @@ def main(arguments: list[str] | None = None) -> int:
         sizes = Sizes(num_items=args.items, cycles=args.cycles, idle_s=args.idle_s)
         found = run(sizes, Path(folder), args.seed)
     write_report(found, args)
-    if not (found["requests"]["during_load"]["num"] and found["lateness"]["during_load"]["num"]):
-        progress("error: every load was over before a sample fell into it: take more items")
-        return 1
+    for span, advice in (("idle", "--idle-s"), ("during_change", "--items")):
+        if not (found["requests"][span]["num"] and found["lateness"][span]["num"]):
+            progress(f"error: no sample fell into {span!r}: take more {advice}")
+            return 1
     return 0
 
 

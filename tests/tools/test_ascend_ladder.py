@@ -301,9 +301,14 @@ def test_a_process_past_its_limit_is_ended_with_its_children(tmp_path: Path) -> 
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
         "print('started', child.pid, flush=True)\ntime.sleep(600)\n",
     )
-    with pytest.raises(TimeoutError, match="longer than 3 s"):
-        rungs.run_script(context(tmp_path), path, venvs.MAIN, limit_s=3)
-    (pid,) = re.findall(r"^started (\d+)$", processes.tail(tmp_path / "log"), re.MULTILINE)
+    limit_s, pids = 1, list[str]()
+    while not pids:  # a busy machine may take longer to start the two
+        limit_s *= 2
+        assert limit_s < 300
+        with pytest.raises(TimeoutError, match=f"longer than {limit_s} s"):
+            rungs.run_script(context(tmp_path), path, venvs.MAIN, limit_s=limit_s)
+        pids = re.findall(r"^started (\d+)$", processes.tail(tmp_path / "log"), re.MULTILINE)
+    (pid,) = pids
     end_s = time.monotonic() + 60
     while is_running(int(pid)):
         assert time.monotonic() < end_s, "the child outlived its parent"

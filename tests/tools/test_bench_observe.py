@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tools.bench_observe import NoTimer, clock_one, main
+from tools._bench.timing import Timing
+from tools.bench_observe import NoTimer, _each_us, clock_one, main
 from xgr_runtime.hal.cpu import CpuDevice
 from xgr_runtime.xschedule.stage_times import StageTimes
 
@@ -31,6 +32,11 @@ def test_a_short_run(tmp_path: Path) -> None:
         "scrape",
     }
     assert min(parts.values()) > 0
+
+
+def test_microseconds_of_one() -> None:
+    """Two hundred in 3 ms."""
+    assert _each_us(Timing(3.0, 2.0, 4.0, 9), 200) == 15
 
 
 def test_what_is_compared() -> None:

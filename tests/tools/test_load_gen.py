@@ -17,6 +17,7 @@ import pytest
 from tests.service.servers import running, running_in_thread
 from tests.service.stand_in import StandInEngine
 from tools import load_gen
+from tools._bench import load
 from tools._bench.load import Arrivals, Tally, percentiles, run_closed, run_open
 from tools._bench.traffic import Traffic, TrafficOptions, read_histories
 from xgr_runtime.service.client import AsyncRecommendClient
@@ -140,9 +141,17 @@ class Gated(StandInEngine):
         return await super().submit(request)
 
 
-def test_an_open_loop_counts_from_when_a_request_was_due() -> None:
+def test_an_open_loop_counts_from_when_a_request_was_due(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests leave when they are due, whether those before were answered or not: all hundred wait at once."""
     gaps, engine = Arrivals(200.0, 1000, seed=0), Gated(100)
+    found_s, send = [], load.send
+
+    def note(client: Any, planned: Planned, tally: Tally, due_s: float) -> Any:
+        assert time.monotonic() >= due_s
+        found_s.append(due_s)
+        return send(client, planned, tally, due_s)
+
+    monkeypatch.setattr(load, "send", note)
 
     async def main() -> Tally:
         tally = Tally()
@@ -159,6 +168,7 @@ def test_an_open_loop_counts_from_when_a_request_was_due() -> None:
     assert report["statuses"] == {"OK": 100}
     due_s = np.cumsum([gaps.next_gap_s() for _ in range(100)])
     assert 0.25 < due_s[-1] < 1, "about half a second at 200 a second"
+    np.testing.assert_allclose(np.diff(found_s), np.diff(due_s), atol=1e-6)
     assert report["seconds"] >= due_s[-1] + 0.05
     # The gate opened when the last was there, and the stand-in took 50 ms then.
     least_ms = np.sort(1e3 * (due_s[-1] - due_s) + 50)
@@ -174,8 +184,8 @@ def test_an_open_loop_counts_what_the_cap_kept_back() -> None:
             running(engine) as (_, target),
             AsyncRecommendClient(target, timeout_s=60) as client,
         ):
-            load = run_open(client, Fixed(0), tally, Arrivals(2000.0, 2, seed=0), 1e18, 100)
-            running_load = asyncio.ensure_future(load)
+            sending = run_open(client, Fixed(0), tally, Arrivals(2000.0, 2, seed=0), 1e18, 100)
+            running_load = asyncio.ensure_future(sending)
             while tally.num_done < 98:
                 assert not running_load.done()
                 await asyncio.sleep(1e-3)

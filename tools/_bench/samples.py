@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,9 @@ import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+# Of a thread that has ended nothing more comes.
+LAST_SAMPLE_S = 60.0
 
 
 @dataclass
@@ -31,6 +35,15 @@ class Samples:
         return {"p50_ms": p50, "p99_ms": p99, "p999_ms": p999, "max_ms": most, "num": len(chosen)}
 
 
+def wait_past(moment_s: float, *all_samples: Samples) -> None:
+    """Until each has a sample that began after a moment: what ran at it has ended, and was noted. Raises TimeoutError."""
+    end_s = time.perf_counter() + LAST_SAMPLE_S
+    while not all(samples.at_s and samples.at_s[-1] > moment_s for samples in all_samples):
+        if time.perf_counter() > end_s:
+            raise TimeoutError(f"no sample began and ended in {LAST_SAMPLE_S:.0f} s")
+        time.sleep(1e-3)
+
+
 def overlap(
     start_s: np.ndarray[Any, Any], end_s: np.ndarray[Any, Any], spans: Sequence[tuple[float, float]]
 ) -> np.ndarray[Any, Any]:
@@ -39,3 +52,23 @@ def overlap(
     for first, last in spans:
         result |= (end_s >= first) & (start_s <= last)
     return result
+
+
+def by_span(
+    samples: Samples,
+    changes: Sequence[tuple[float, float]],
+    pauses: Sequence[tuple[float, float]],
+    warmup_s: float,
+) -> dict[str, dict[str, float | None]]:
+    """Summaries of what overlaps a change, and of what does not; what overlaps a pause belongs to neither. Seconds.
+
+    What began within `warmup_s` of the first sample is not idle: the process still warms up.
+    """
+    start = np.asarray(samples.at_s)
+    end = start + np.asarray(samples.ms) / 1e3
+    in_change, in_pause = overlap(start, end, changes), overlap(start, end, pauses)
+    is_late = start > start[0] + warmup_s
+    return {
+        "idle": samples.summary(~in_change & ~in_pause & is_late),
+        "during_change": samples.summary(in_change & ~in_pause),
+    }
