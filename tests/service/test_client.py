@@ -17,7 +17,7 @@ from tests.service.scrape import free_port
 from tests.service.servers import running, running_in_thread
 from tests.service.stand_in import StandInEngine, answer
 from tests.service.strategies import plain, requests
-from tests.service.waiting import PATIENCE_S, until
+from tests.service.waiting import PATIENCE_S, until, wait_until
 from xgr_runtime import errors
 from xgr_runtime.config import LimitsConfig, RuntimeConfig
 from xgr_runtime.errors import ConfigError
@@ -191,14 +191,25 @@ def test_a_client_that_was_closed_says_so() -> None:
     with running_in_thread(engine) as target, ThreadPoolExecutor(1) as pool:
         client = RecommendClient(target, timeout_s=PATIENCE_S)
         asked = pool.submit(client.recommend, request("wait"))
-        end_s = time.monotonic() + PATIENCE_S
-        while not engine.requests:
-            assert time.monotonic() < end_s
-            time.sleep(1e-3)
+        wait_until(lambda: engine.requests)
         client.close()
         with pytest.raises(ServiceError) as closed:
             asked.result(PATIENCE_S)
     assert closed.value.code is grpc.StatusCode.CANCELLED
+
+
+def test_closing_the_async_client_cancels_its_calls() -> None:
+    async def main() -> None:
+        engine = StandInEngine()
+        async with running(engine) as (_, target):
+            client = AsyncRecommendClient(target, timeout_s=PATIENCE_S)
+            call = asyncio.ensure_future(client.recommend(request("wait")))
+            await until(lambda: engine.requests)
+            await client.close()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+
+    asyncio.run(main())
 
 
 def test_cancelling_the_async_client_reaches_the_engine() -> None:

@@ -26,6 +26,8 @@ DEFAULT_TIMEOUT_S = 10.0
 DEFAULT_MESSAGE_BYTES = LimitsConfig().max_message_bytes
 # gRPC waits up to two minutes between attempts; a server that is up again should not stay without callers for that long.
 MAX_RECONNECT_MS = 1000
+# Of a call that a server dropped; what tells it from a server that refuses or is not there.
+DROPPED = "ended the call without an answer"
 
 
 class RecommendClient:
@@ -72,7 +74,7 @@ class RecommendClient:
         return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
     def close(self) -> None:
-        """Close the connection; calls in flight are cancelled."""
+        """Close the connection; calls in flight are cancelled: they raise a ServiceError CANCELLED."""
         self._is_closed = True
         self._channel.close()
 
@@ -100,7 +102,6 @@ class AsyncRecommendClient:
     ) -> None:
         self.target = check_target(target)
         self._timeout_s = check_timeout(timeout_s)
-        self._is_closed = False
         self._channel = grpc.aio.insecure_channel(target, options=_options(max_message_bytes))
         self._recommend = _stub(self._channel).Recommend
 
@@ -110,12 +111,11 @@ class AsyncRecommendClient:
         try:
             reply = await self._recommend(message, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
-            raise _error(error, self.target, timeout_s, is_closed=self._is_closed) from error
+            raise _error(error, self.target, timeout_s) from error
         return _result(reply)
 
     async def close(self) -> None:
-        """Close the connection; calls in flight are cancelled."""
-        self._is_closed = True
+        """Close the connection; calls in flight are cancelled: they raise asyncio.CancelledError."""
         await self._channel.close()
 
     async def __aenter__(self) -> "AsyncRecommendClient":
@@ -157,10 +157,13 @@ def _timeout(request: RecRequest, timeout_s: float | None) -> float | None:
     return min(remaining_s, MAX_TIMEOUT_S if timeout_s is None else timeout_s)
 
 
-def _error(error: Any, target: str, timeout_s: float | None, *, is_closed: bool) -> XgrError:
+def _error(
+    error: Any, target: str, timeout_s: float | None, *, is_closed: bool = False
+) -> XgrError:
     """What to raise for a grpc.RpcError of either kind.
 
-    A server that stops ends what it has not taken in yet CANCELLED, which is no answer and no wish of the caller's.
+    A server that stops ends what it has not taken in yet CANCELLED, which is no answer and no wish of the caller's. It is where
+    the caller closed a synchronous client, `is_closed`; calls of a closed asynchronous one do not come here.
     """
     code, message = error.code(), error.details() or ""
     trailing = tuple(error.trailing_metadata() or ())
@@ -170,8 +173,7 @@ def _error(error: Any, target: str, timeout_s: float | None, *, is_closed: bool)
     if isinstance(translated, ServiceError) and code is grpc.StatusCode.UNAVAILABLE:
         return ServiceError(code, f"cannot reach {target}: {message}")
     if code is grpc.StatusCode.CANCELLED and not is_closed:
-        text = f"{target} ended the call without an answer: {message}"
-        return ServiceError(grpc.StatusCode.UNAVAILABLE, text)
+        return ServiceError(grpc.StatusCode.UNAVAILABLE, f"{target} {DROPPED}: {message}")
     return translated
 
 
