@@ -19,7 +19,7 @@ from tests.helpers.engines import (
     write_catalog,
 )
 from tests.helpers.tiny_models import TinyShape, write_tiny_model
-from tests.xschedule.running import is_idle, wait_until
+from tests.helpers.waiting import wait_until_idle
 from xgr_runtime import Engine, Rules, Search
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def test_all_at_once_is_the_same(
 
 def test_a_description_names_what_runs(running: tuple[Engine, Recording]) -> None:
     engine, _ = running
-    wait_until(lambda: is_idle(engine))  # also when nothing but its start has run
+    wait_until_idle(engine)  # also when nothing but its start has run
     described = engine.describe()
     (versions,) = [c["versions"] for c in described["catalogs"].values()]
     assert described["catalogs"]["main"]["active"] in versions

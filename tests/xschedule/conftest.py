@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from xgr_runtime import Engine, RuntimeConfig
 
-from tests.xschedule.running import QUEUE, VOCAB, Gate, is_idle, wait_until
+from tests.helpers.waiting import wait_until_idle
+from tests.xschedule.running import QUEUE, VOCAB, Gate
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def config(tmp_path_factory: pytest.TempPathFactory, oracle: Oracle) -> RuntimeC
 @pytest.fixture
 def engine(config: RuntimeConfig) -> Iterator[Engine]:
     with make_engine(config) as engine:
-        wait_until(lambda: is_idle(engine))  # the start's own request is answered before it leaves
+        wait_until_idle(engine)  # the start's own request is answered before it leaves
         yield engine
 
 

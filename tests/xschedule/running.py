@@ -1,16 +1,14 @@
-"""Running engines held still: a gate before the worker, and waiting for a condition without guessing a time."""
+"""Running engines held still: a gate before the worker, and batches that stay on the device. What is waited with: tests/helpers/waiting.py."""
 
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING
 
 from tests.helpers.product import watch_batches
+from tests.helpers.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.helpers.engines import (
         Oracle,
     )
@@ -47,21 +45,6 @@ class Gate:
 
 def history(oracle: Oracle, first: int = 0) -> list[int]:
     return [item.item_id for item in oracle.catalog.items[first : first + 3]]
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
-
-
-def is_idle(engine: Engine) -> bool:
-    described = engine.describe()
-    pins = sum(
-        v["num_pins"] for c in described["catalogs"].values() for v in c["versions"].values()
-    )
-    return (described["num_unanswered"], pins, engine.pages.num_in_use) == (0, 0, 0)
 
 
 class HeldBatch:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from xgr_runtime import Engine
     from xgr_runtime.types import RecRequest, RecResult
 
-from tests.xschedule.running import QUEUE, TIMEOUT_S, Gate, history, is_idle, wait_until
+from tests.helpers.waiting import wait_until, wait_until_idle
+from tests.xschedule.running import QUEUE, TIMEOUT_S, Gate, history
 
 
 def test_cancelling_a_queued_request_frees_its_place(
@@ -47,7 +48,7 @@ def test_cancelling_a_queued_request_frees_its_place(
     for future in (*queued[:2], *queued[3:]):
         assert future.result(TIMEOUT_S)
     assert all("q2" not in batch.request_ids for batch in gate.batches)
-    wait_until(lambda: is_idle(engine))
+    wait_until_idle(engine)
 
 
 def test_cancelling_a_running_request_keeps_its_mates_and_its_version(
@@ -68,7 +69,7 @@ def test_cancelling_a_running_request_keeps_its_mates_and_its_version(
     assert mate.result(TIMEOUT_S).results[0].num_items == 10
     with pytest.raises(CancelledError):
         first.result(TIMEOUT_S)
-    wait_until(lambda: is_idle(engine))
+    wait_until_idle(engine)
 
 
 def test_cancelling_before_it_is_prepared(engine: Engine, oracle: Oracle) -> None:
@@ -87,7 +88,7 @@ def test_cancelling_before_it_is_prepared(engine: Engine, oracle: Oracle) -> Non
     assert in_intake.cancel()
     assert behind.cancel()
     go_on.set()
-    wait_until(lambda: is_idle(engine))
+    wait_until_idle(engine)
     object.__setattr__(engine._intake, "prepare", prepare)
     assert engine.recommend([request_of("after", history(oracle))])
 
@@ -114,7 +115,7 @@ def test_a_storm_of_cancellations(engine: Engine, oracle: Oracle) -> None:
         num_answered += 1
         assert got.results[0].item_ids.tolist() == alone[n].results[0].item_ids.tolist()
     assert num_answered > 0
-    wait_until(lambda: is_idle(engine))
+    wait_until_idle(engine)
 
 
 def test_cancelling_the_awaiting_task_frees_everything(
@@ -138,5 +139,5 @@ def test_cancelling_the_awaiting_task_frees_everything(
 
     asyncio.run(main())
     gate.open()
-    wait_until(lambda: is_idle(engine))
+    wait_until_idle(engine)
     assert engine.recommend([request_of("after", history(oracle))])

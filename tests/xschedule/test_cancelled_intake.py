@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.xschedule.running import TIMEOUT_S, is_idle, wait_until
+from tests.helpers.waiting import wait_until_idle
+from tests.xschedule.running import TIMEOUT_S
 from xgr_runtime.types import RecRequest, Rules, Search
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def test_cancelled_requests_are_let_go_while_the_intake_is_busy(
     assert not [ref for ref in held if ref() is not None]
     is_free.set()
     assert first.result(TIMEOUT_S)
-    wait_until(lambda: is_idle(engine))
+    wait_until_idle(engine)
     last = engine.submit_future(RecRequest("last", history_item_ids=np.zeros(0, np.int64)))
     assert last.result(TIMEOUT_S)
     assert seen == ["first", "last"]

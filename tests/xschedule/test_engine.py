@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from xgr_runtime.xschedule.batch import Batch
 
 from tests.helpers.product import watch_batches
-from tests.xschedule.running import QUEUE, TIMEOUT_S, VOCAB, Gate, history, is_idle, wait_until
+from tests.helpers.waiting import is_idle, wait_until, wait_until_idle
+from tests.xschedule.running import QUEUE, TIMEOUT_S, VOCAB, Gate, history
 
 
 def test_a_request_that_is_refused_costs_nothing(engine: Engine, oracle: Oracle) -> None:
@@ -52,7 +53,7 @@ def test_a_request_that_is_refused_costs_nothing(engine: Engine, oracle: Oracle)
         engine.submit_future(RecRequest()).result(TIMEOUT_S)
     with pytest.raises(NotFound, match="'other' is not loaded"):
         engine.recommend([request_of("", history(oracle), Search(catalog="other"))])
-    wait_until(lambda: is_idle(engine))
+    wait_until_idle(engine)
 
 
 def test_a_configuration_built_by_hand_is_checked(config: RuntimeConfig) -> None:
@@ -79,7 +80,7 @@ def test_overload_is_refused_at_once_and_passes(engine: Engine, gate: Gate, orac
     gate.open()
     for future in futures:
         assert future.result(TIMEOUT_S).results[0].num_items == 10
-    wait_until(lambda: is_idle(engine))
+    wait_until_idle(engine)
     assert engine.recommend([request_of("later", history(oracle))])
 
 
@@ -94,7 +95,7 @@ def test_recommend_takes_more_requests_than_the_queue_holds(engine: Engine, orac
         answers = list(pool.map(engine.recommend, [requests] * 3))
     for replies in answers:
         assert [reply.request_id for reply in replies] == [r.request_id for r in requests]
-    wait_until(lambda: is_idle(engine))
+    wait_until_idle(engine)
 
 
 def test_a_deadline_passes_in_the_queue(engine: Engine, gate: Gate, oracle: Oracle) -> None:
@@ -114,14 +115,14 @@ def test_a_deadline_passes_in_the_queue(engine: Engine, gate: Gate, oracle: Orac
     assert running.result(TIMEOUT_S).request_id == "running"
     assert patient.result(TIMEOUT_S).request_id == "patient"
     assert all("late" not in batch.request_ids for batch in gate.batches)
-    wait_until(lambda: is_idle(engine))
+    wait_until_idle(engine)
 
 
 def test_a_deadline_of_the_past_is_told_without_running(engine: Engine, oracle: Oracle) -> None:
     request = request_of("past", history(oracle), deadline_s=time.monotonic() - 1.0)
     with pytest.raises(DeadlineExceeded):
         engine.recommend([request])
-    wait_until(lambda: is_idle(engine))
+    wait_until_idle(engine)
 
 
 def test_drain_finishes_what_was_accepted(engine: Engine, gate: Gate, oracle: Oracle) -> None:
@@ -225,7 +226,7 @@ def test_a_failing_batch_fails_only_its_own_requests(
             futures[name].result(TIMEOUT_S)
     for future in (held, futures["c"], futures["d"]):
         assert future.result(TIMEOUT_S).results[0].num_items == 10
-    wait_until(lambda: is_idle(engine))
+    wait_until_idle(engine)
 
 
 def test_rules_of_a_failed_batch_are_written_again(engine: Engine, oracle: Oracle) -> None:
@@ -271,7 +272,7 @@ def test_a_loop_that_dies_says_so(
             future.result(TIMEOUT_S)
         with pytest.raises(EngineClosed, match=r"the engine stopped: .*beyond repair"):
             engine.submit_future(request_of("", history(oracle)))
-        wait_until(lambda: is_idle(engine))  # whoever settles a future counts afterwards
+        wait_until_idle(engine)  # whoever settles a future counts afterwards
         assert engine.drain(TIMEOUT_S), "nobody waits any more"
         asyncio.run(asyncio.wait_for(engine.wait_stopped(), TIMEOUT_S))
     finally:

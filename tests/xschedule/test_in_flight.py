@@ -17,7 +17,8 @@ import torch
 from tests.helpers.catalogs import TAGS
 from tests.helpers.engines import make_engine, request_of, same_bits
 from tests.helpers.product import watch_batches
-from tests.xschedule.running import TIMEOUT_S, Held, is_idle, wait_until
+from tests.helpers.waiting import is_idle, wait_until, wait_until_idle
+from tests.xschedule.running import TIMEOUT_S, Held
 from xgr_runtime.errors import DeviceLost, EngineClosed
 from xgr_runtime.types import Rules, Search
 from xgr_runtime.xbeam.slot import CatalogSlot
@@ -125,7 +126,7 @@ def test_a_batch_is_issued_while_the_one_before_runs_and_no_third_one(
     assert not any(future.done() for future in batches[1])
     held.open()
     assert all(future.result(TIMEOUT_S) for future in [*batches[1], later])
-    wait_until(lambda: is_idle(engine))
+    wait_until_idle(engine)
 
 
 def test_one_at_a_time_where_that_is_asked_for(config: RuntimeConfig, oracle: Oracle) -> None:
@@ -201,7 +202,7 @@ def test_a_batch_that_fails_on_the_device_fails_alone(
                     future.result(TIMEOUT_S)
             else:
                 assert future.result(TIMEOUT_S).results[0].num_items == 10
-    wait_until(lambda: is_idle(engine))
+    wait_until_idle(engine)
     assert engine.stats().totals.num_failed_batches == 1
     assert all(f.result(TIMEOUT_S) for f in pair(engine, oracle, "after"))
 
@@ -223,7 +224,7 @@ def test_a_batch_that_cannot_be_issued_leaves_the_one_before_alone(
     assert not first.done()
     held.open()
     assert first.result(TIMEOUT_S).results[0].num_items == 10
-    wait_until(lambda: is_idle(engine))
+    wait_until_idle(engine)
 
 
 def test_a_lost_device_fails_both_and_holds_nothing(config: RuntimeConfig, oracle: Oracle) -> None:
@@ -236,7 +237,7 @@ def test_a_lost_device_fails_both_and_holds_nothing(config: RuntimeConfig, oracl
         for future in [*batches[0], *batches[1], queued]:
             with pytest.raises(EngineClosed, match="gone for good"):
                 future.result(TIMEOUT_S)
-        wait_until(lambda: is_idle(engine))
+        wait_until_idle(engine)
         assert engine.stats().num_running == 0
 
 
@@ -293,5 +294,5 @@ def test_the_usual_time_includes_the_wait_behind_others(
     fill(engine, oracle, held)
     time.sleep(0.05)
     held.open()
-    wait_until(lambda: is_idle(engine))
+    wait_until_idle(engine)
     assert engine._scheduler.usual_run_s > 0.2 * 0.05

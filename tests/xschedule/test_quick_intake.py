@@ -14,7 +14,8 @@ import pytest
 
 from tests.helpers.engines import make_engine, request_of
 from tests.helpers.product import watch_batches
-from tests.xschedule.running import TIMEOUT_S, Gate, history, is_idle, wait_until
+from tests.helpers.waiting import is_idle, wait_until, wait_until_idle
+from tests.xschedule.running import TIMEOUT_S, Gate, history
 from xgr_runtime.errors import EngineClosed, InvalidRequest
 from xgr_runtime.types import RecRequest, RecResult, Rules, Search
 from xgr_runtime.xschedule import scheduler
@@ -169,7 +170,7 @@ def test_quick_requests_that_come_together_share_a_batch(
     assert [batch.request_ids for batch in gate.batches] == [("a", "b")]
     # The loop is given as many as a batch may hold, which is two.
     assert prepared_by == {"a": LOOP, "bad": LOOP, "b": INTAKE}
-    wait_until(lambda: is_idle(engine))
+    wait_until_idle(engine)
 
 
 def test_a_burst_is_not_prepared_before_the_first_batch_is_issued(
@@ -216,7 +217,7 @@ def test_the_loop_prepares_no_more_than_a_batch_at_once(
 def test_what_is_no_request_counts_for_nothing(engine: Engine, oracle: Oracle, what: Any) -> None:
     wait_until(lambda: engine._is_taking)
     assert engine.submit_future(what).exception(TIMEOUT_S)
-    wait_until(lambda: is_idle(engine))
+    wait_until_idle(engine)
     assert (engine._num_waiting, engine._num_coming) == (0, 0)
     assert engine.submit_future(request_of("next", history(oracle))).result(TIMEOUT_S)
 
@@ -231,7 +232,7 @@ def test_cancelled_before_the_loop_comes_to_it(
         assert gone.cancel()
     assert mate.result(TIMEOUT_S)
     assert prepared_by == {"mate": LOOP}
-    wait_until(lambda: is_idle(engine))
+    wait_until_idle(engine)
     assert engine._num_coming == 0
 
 
@@ -299,7 +300,7 @@ def test_a_callback_that_raises_anything_stops_no_thread(
     assert isinstance(refused.exception(TIMEOUT_S), InvalidRequest)
     for request in (request_of("quick", history(oracle)), excluding(oracle, "not")):
         assert engine.submit_future(request).result(TIMEOUT_S)
-    wait_until(lambda: is_idle(engine))
+    wait_until_idle(engine)
     assert engine._num_coming == 0
     assert "a callback of a request's future failed" in caplog.text
 
@@ -318,5 +319,5 @@ def test_ids_that_raise_anything_when_they_are_read(engine: Engine, oracle: Orac
     broken = engine.submit_future(RecRequest(history_item_ids=Lazy()))  # type: ignore[arg-type]
     assert isinstance(broken.exception(TIMEOUT_S), SystemExit)
     assert engine.submit_future(excluding(oracle, "next")).result(TIMEOUT_S)
-    wait_until(lambda: is_idle(engine))
+    wait_until_idle(engine)
     assert (engine._num_waiting, engine._num_coming) == (0, 0)

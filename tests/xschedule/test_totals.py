@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.engines import make_engine, record_batches, request_of
-from tests.xschedule.running import TIMEOUT_S, Gate, history, wait_until
+from tests.helpers.waiting import wait_until
+from tests.xschedule.running import TIMEOUT_S, Gate, history
 from xgr_runtime.types import Rules, Search
 from xgr_runtime.xschedule.histogram import (
     REQUEST_BOUNDS_S,
