@@ -101,6 +101,11 @@ class CatalogAdminClient:
 
 
 def _error(error: Any, target: str) -> XgrError:
+    """What to raise for a grpc.RpcError.
+
+    A call that the server dropped stays CANCELLED here, unlike a recommendation's, which may be asked of another server: what is
+    administered is this one, and of a dropped load nobody knows whether it has begun. `catalogs` tells.
+    """
     code, message = error.code(), error.details() or ""
     trailing = tuple(error.trailing_metadata() or ())
     is_its_own = REQUEST_ID_KEY in dict(trailing)

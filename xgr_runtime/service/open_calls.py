@@ -1,6 +1,7 @@
 """The calls of a service that are open, so that a server that stops can end them.
 
-gRPC would cancel them with a traceback each, and its callers would learn CANCELLED, which none takes for a reason to try elsewhere.
+gRPC would cancel them with a traceback each, and their callers would learn CANCELLED: the runtime's own client takes that for
+UNAVAILABLE, others for no reason to try elsewhere.
 Whoever handles a call asks `is_ended` when it is cancelled: then the server stops, and the call is answered; else its caller has gone.
 """
 

@@ -50,7 +50,7 @@ CLOSED_MESSAGE = "the engine has stopped and answers no requests; the server's l
 class ServiceError(XgrError, RuntimeError):
     """A call failed for a reason that is none of the runtime's own: no connection, a proxy, a defect of the server.
 
-    `code` is the gRPC status.
+    `code` is the gRPC status, but UNAVAILABLE for a call that the server dropped: gRPC's own, that of `__cause__`, is CANCELLED.
     """
 
     def __init__(self, code: grpc.StatusCode, message: str) -> None:

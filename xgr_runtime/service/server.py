@@ -119,9 +119,9 @@ class RecommendServer:
     async def _close(self) -> int:
         """Stop gRPC; returns the number of accepted calls that were cut off.
 
-        A call that reaches gRPC between its stop and the client's notice of it ends CANCELLED, which no client takes for a
-        reason to try elsewhere. So no call is answered around the stop: clients that send one call after the other have
-        theirs here when the connection closes to further ones.
+        A call that reaches gRPC between its stop and the client's notice of it ends CANCELLED: the runtime's own client takes
+        that for UNAVAILABLE, others for no reason to try elsewhere. So no call is answered around the stop: clients that send
+        one call after the other have theirs here when the connection closes to further ones.
         """
         self.servicer.hold_refusals()
         await asyncio.sleep(HOLD_S)
@@ -153,8 +153,9 @@ class RecommendServer:
 def server_options(config: RuntimeConfig) -> list[tuple[str, int]]:
     """What gRPC itself keeps callers to. Times are in milliseconds."""
     limits, service = config.limits, config.service
-    # Calls that nobody has taken in yet. Beyond a thousand gRPC drops some at random, and they end CANCELLED: a status that
-    # no caller expects. Taking in a call and refusing it by name costs little, so all that may be open may wait.
+    # Calls that nobody has taken in yet. Beyond a thousand gRPC drops some at random, and they end CANCELLED, which no caller
+    # expects but the runtime's own client. Taking in a call and refusing it by name costs little, so all that may be open may
+    # wait.
     most_pending = min(limits.max_concurrent_streams * limits.max_connections, MAX_OPTION)
     return [
         # Beyond the limit itself: up to there the servicer refuses a message by the limit's name, gRPC names none.
