@@ -37,9 +37,8 @@ ITEMS = folder("configs") / "demo" / "items.jsonl"
 XGR = (sys.executable, "-m", "xgr_runtime.cli")
 CONCURRENCY = 4
 START_LIMIT_S = 120.0
-ANSWER_LIMIT_S = (
-    60.0  # a busy machine ends no demo: how long an answer took is a figure of its report
-)
+# A busy machine ends no demo: how long an answer took is a figure of its report.
+ANSWER_LIMIT_S = 60.0
 NUM_SHOWN_USERS = 3
 TOP = 10
 VISITS = (16, 18, 20)  # films at each visit of the returning user; the template's window holds 20
