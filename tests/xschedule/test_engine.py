@@ -42,6 +42,7 @@ from xgr_runtime.types import RecRequest, RecResult, Rules, Search
 if TYPE_CHECKING:
     from xgr_runtime import Engine, RuntimeConfig
     from xgr_runtime.xschedule.batch import Batch
+    from xgr_runtime.xschedule.scheduler import Scheduled
 
 from tests.helpers.product import watch_batches
 from tests.helpers.waiting import is_idle, wait_until, wait_until_idle
@@ -188,12 +189,24 @@ def test_submitting_while_another_thread_closes(config: RuntimeConfig, oracle: O
 
 
 def test_a_start_waits_for_no_company(config: RuntimeConfig) -> None:
-    """It runs a request for each catalogue, and nobody else can ask yet."""
-    scheduler = replace(config.scheduler, max_wait_ms=60_000.0)
-    start_s = time.monotonic()
-    with make_engine(replace(config, scheduler=scheduler)) as engine:
-        assert time.monotonic() - start_s < 30
+    """It runs a request for each catalogue, and nobody else can ask yet: each is a batch at the first look at the queue."""
+    patient = replace(config.scheduler, max_wait_ms=60_000.0)
+    engine = make_engine(replace(config, scheduler=patient))
+    scheduler, num_looks = engine._scheduler, 0
+    schedule = scheduler.schedule
+
+    def watched(now: float, *, is_draining: bool = False) -> Scheduled | None:
+        nonlocal num_looks
+        num_queued = scheduler.num_queued
+        num_looks += num_queued > 0
+        scheduled = schedule(now, is_draining=is_draining)
+        assert num_queued == 0 or scheduled is not None, "the start's request is held back"
+        return scheduled
+
+    scheduler.schedule = watched  # type: ignore[method-assign]
+    with engine:
         assert not engine._is_starting
+    assert num_looks == len(config.catalogs)
 
 
 def test_before_it_is_started(config: RuntimeConfig, oracle: Oracle) -> None:
