@@ -31,7 +31,7 @@ LIMITS = LimitsConfig(max_prompt_tokens=64, max_beam_width=32, max_num_results=6
 DEFAULTS = SearchDefaults(beam_width=32)  # what every Search here overrides fits the limits
 # Two requests fill a batch, so nothing depends on how fast this machine is.
 PAIRS = SchedulerConfig(
-    max_batch_histories=2, max_batch_tokens=128, max_batch_rows=64, max_wait_ms=1000.0
+    max_batch_histories=2, max_batch_tokens=128, max_batch_rows=64, max_wait_ms=60_000.0
 )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.catalogs import contiguous_tokens, random_catalog, scattered_tokens
+from tests.helpers.engines import PATIENT_MS
 from tests.helpers.oracle import Catalog, Item, Rules, beam_search, expand_items
 from tests.helpers.product import (
     CPU_DEVICES,
@@ -20,6 +21,7 @@ from tests.helpers.product import (
     items_of,
     one,
     prompt_request,
+    recorded,
     rows_of,
     table_engine,
 )
@@ -181,9 +183,10 @@ def test_6_a_bad_logit_fails_the_search_that_reads_it(
     requests = [
         prompt_request([prompt], normalization=normalization, beam_width=9) for prompt in (6, 7, 8)
     ]
-    waiting = ("scheduler.max_wait_ms=20", "scheduler.max_batch_histories=3")
-    with engine_on(catalog, table, device, *waiting) as engine:
+    waiting = (f"scheduler.max_wait_ms={PATIENT_MS}", "scheduler.max_batch_histories=3")
+    with engine_on(catalog, table, device, *waiting) as engine, recorded(engine) as runs:
         results = [result.results[0] for result in engine.recommend(requests)]
+    assert [batch.num_histories for batch, _ in runs.runs] == [3]
     with engine_on(catalog, table, device) as engine:  # one that waits for no company
         alone = [one(engine.recommend([request])) for request in (requests[0], requests[2])]
     assert [result.status for result in results] == ["ok", "failed" if fails else "ok", "ok"]

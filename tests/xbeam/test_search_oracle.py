@@ -32,6 +32,7 @@ from tests.helpers.oracle import (
 from tests.helpers.product import (
     CPU_DEVICES,
     Prefixes,
+    RecordedRuns,
     compile_catalog,
     items_of,
     one,
@@ -41,6 +42,7 @@ from tests.helpers.product import (
     table_engine,
 )
 from tests.helpers.table_model import LogitTable, oracle_lse
+from tests.xschedule.running import recommend_behind_one
 from xgr_runtime import types
 from xgr_runtime.conformance.same_answer import Reference, SameAnswerTotals, assert_same_answer
 
@@ -243,19 +245,29 @@ def random_requests(catalog: Catalog, seed: int, num_requests: int) -> list[type
     return requests
 
 
+def assert_mixed(runs: RecordedRuns, num_requests: int) -> None:
+    """Behind the first one batches are as full as their tokens and rows allow: only the last may hold a single request."""
+    sizes = [batch.num_histories for batch, _ in runs.runs]
+    assert sizes[0] == 1
+    assert sum(sizes) == num_requests
+    assert min(sizes[1:-1]) > 1, sizes
+
+
 @on_every_device
 @pytest.mark.parametrize("seed", range(4))
 def test_a_mixed_batch_answers_as_each_alone(device: str, seed: int) -> None:
     catalog = random_catalog(seed, 250, scattered_tokens([12, 7, 20], VOCAB, seed, 0.1))
     table = LogitTable(VOCAB, seed, quantum=0.5 * (seed % 2))
     requests = random_requests(catalog, seed, 24)
-    with engine_on(catalog, table, device, "scheduler.max_wait_ms=20") as engine:
+    order = np.random.default_rng(seed).permutation(len(requests)).tolist()
+    with engine_on(catalog, table, device) as engine:
         with recorded(engine) as runs:
-            together = engine.recommend(requests)
-        assert max(batch.num_histories for batch, _ in runs.runs) > 1
-        order = np.random.default_rng(seed).permutation(len(requests)).tolist()
-        shuffled = engine.recommend([requests[place] for place in order])
-    with engine_on(catalog, table, device) as engine:  # one that waits for no company
+            together = recommend_behind_one(engine, requests)
+        assert_mixed(runs, len(requests))
+        with recorded(engine) as runs:
+            shuffled = recommend_behind_one(engine, [requests[place] for place in order])
+        assert_mixed(runs, len(requests))
+    with engine_on(catalog, table, device) as engine:
         alone = [engine.recommend([request])[0] for request in requests]
     for request, mixed, single in zip(requests, together, alone, strict=True):
         assert mixed.request_id == single.request_id == request.request_id
@@ -270,10 +282,11 @@ def test_answers_of_mixed_batches_are_the_oracle_s() -> None:
     table, totals = LogitTable(VOCAB, 9), SameAnswerTotals()
     requests = random_requests(catalog, 9, 60)
     with (
-        engine_on(catalog, table, "providers", "scheduler.max_wait_ms=20") as engine,
+        engine_on(catalog, table, "providers") as engine,
         recorded(engine) as runs,
     ):
-        results = engine.recommend(requests)
+        results = recommend_behind_one(engine, requests)
+    assert_mixed(runs, len(requests))
     for request, result in zip(requests, results, strict=True):
         search, prompt = request.searches[0], request.prompt_token_ids
         assert prompt is not None

@@ -9,10 +9,13 @@ from tests.helpers.product import watch_batches
 from tests.helpers.waiting import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tests.helpers.engines import (
         Oracle,
     )
     from xgr_runtime import Engine
+    from xgr_runtime.types import RecRequest, RecResult
     from xgr_runtime.xschedule.batch import Batch, BatchOutput
     from xgr_runtime.xschedule.worker import PendingBatch
 
@@ -41,6 +44,21 @@ class Gate:
 
     def open(self) -> None:
         self._is_open.set()
+
+
+def recommend_behind_one(engine: Engine, requests: Sequence[RecRequest]) -> list[RecResult]:
+    """Answers to requests of which the first runs alone, and all others are queued before it does: their batches are as full
+    as the limits allow.
+    """
+    gate = Gate(engine)
+    try:
+        futures = [engine.submit_future(requests[0])]
+        gate.wait_for_batch()
+        futures += map(engine.submit_future, requests[1:])
+        wait_until(lambda: engine._scheduler.num_queued == len(requests) - 1)
+    finally:
+        gate.open()
+    return [future.result(TIMEOUT_S) for future in futures]
 
 
 def history(oracle: Oracle, first: int = 0) -> list[int]:
