@@ -23,6 +23,7 @@ if __package__ in (None, ""):
 
 from tools._bench.catalog_items import Items, expressions, passes, tag_rows
 from tools._bench.catalog_size import arrays_case, jsonl_case
+from tools._bench.command import MAX_COUNT, NO_LIMIT, exit_code_of, whole
 from tools._bench.timing import (
     MIN_RUNS,
     add_output_arguments,
@@ -38,7 +39,7 @@ from xgr_runtime.xbeam.catalog_build import build_catalog
 from xgr_runtime.xbeam.rules import TagExpression, build_rule_set, clear_exclusions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -206,20 +207,20 @@ def run(sizes: Sizes, folder: Path, seed: int = 0) -> dict[str, Any]:
     }
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=Sizes.runs, help=f"at least {MIN_RUNS}")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--runs", type=whole(MIN_RUNS, MAX_COUNT), default=Sizes.runs, help=f"at least {MIN_RUNS}"
+    )
+    parser.add_argument("--seed", type=whole(0, NO_LIMIT), default=0)
     parser.add_argument("--folder", type=Path, help="where to write the files (default: temporary)")
     add_output_arguments(parser)
     args = parser.parse_args(arguments)
-    if args.runs < MIN_RUNS:
-        parser.error(f"--runs must be at least {MIN_RUNS}, got {args.runs}")
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         write_report(run(Sizes(runs=args.runs), Path(folder), args.seed), args)
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exit_code_of(main))

@@ -29,6 +29,12 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from tools._bench.catalog_versions import (  # noqa: E402
+    FIRST_TOKEN,
+    NUM_LEVELS,
+    write_versions,
+)
+from tools._bench.command import MAX_COUNT, NO_LIMIT, exit_code_of, number, whole  # noqa: E402
 from tools._bench.memory import memory_mib  # noqa: E402
 from tools._bench.random_model import Qwen3Shape, write_random_model  # noqa: E402
 from tools._bench.samples import Samples, by_span, wait_past  # noqa: E402
@@ -40,13 +46,10 @@ from tools._bench.timing import (  # noqa: E402
 )
 from xgr_runtime import Engine, RecRequest, RuntimeConfig, Search  # noqa: E402
 from xgr_runtime.config import LimitsConfig, ModelConfig, SchedulerConfig  # noqa: E402
-from xgr_runtime.xbeam.catalog_build import build_catalog  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-NUM_LEVELS = 3
-FIRST_TOKEN = 8
 NAME = "main"
 
 
@@ -60,31 +63,6 @@ class Sizes:
     cycles: int = 6
     idle_s: float = 4.0
     hidden_size: int = 64
-
-
-def write_versions(folder: Path, sizes: Sizes, seed: int) -> list[Path]:
-    """Two versions with ids, keys, titles, weights and tags; other SIDs and ids in each."""
-    rng, n = np.random.default_rng(seed), sizes.num_items
-    paths = []
-    for number in (1, 2):
-        path = folder / f"v{number}.xgrc"
-        build_catalog(
-            path,
-            sids=rng.integers(0, sizes.num_codes, (n, NUM_LEVELS), np.int32),
-            item_ids=number * 10 * n + rng.permutation(n),
-            keys=[f"v{number}-{row:09d}" for row in range(n)],
-            titles=[f"Title of the item in row {row}" for row in range(n)],
-            weights=rng.random(n),
-            tags={
-                f"tag:{tag}": np.flatnonzero(rng.random(n) < 2 / sizes.num_tags)
-                for tag in range(sizes.num_tags)
-            },
-            num_codes=[sizes.num_codes] * NUM_LEVELS,
-            token_offsets=[FIRST_TOKEN + sizes.num_codes * level for level in range(NUM_LEVELS)],
-            version=f"v{number}",
-        )
-        paths.append(path)
-    return paths
 
 
 def make_engine(folder: Path, sizes: Sizes, catalog: Path, seed: int) -> Engine:
@@ -112,20 +90,22 @@ def send_requests(engine: Engine, stop: threading.Event, samples: Samples, seed:
     """One request after the other until `stop`."""
     rng = np.random.default_rng(seed)
     search = Search(beam_width=16, num_results=10)
-    while not stop.is_set():
-        tokens = rng.integers(0, FIRST_TOKEN, 24)
-        start = time.perf_counter()
-        (result,) = engine.recommend([RecRequest(prompt_token_ids=tokens, searches=(search,))])
-        samples.add(start, (time.perf_counter() - start) * 1e3)
-        assert result.results[0].num_items == search.num_results
+    with samples.taking():
+        while not stop.is_set():
+            tokens = rng.integers(0, FIRST_TOKEN, 24)
+            start = time.perf_counter()
+            (result,) = engine.recommend([RecRequest(prompt_token_ids=tokens, searches=(search,))])
+            samples.add(start, (time.perf_counter() - start) * 1e3)
+            assert result.results[0].num_items == search.num_results
 
 
 def note_lateness(stop: threading.Event, samples: Samples) -> None:
     """How late a sleep of one millisecond ends."""
-    while not stop.is_set():
-        start = time.perf_counter()
-        time.sleep(1e-3)
-        samples.add(start, (time.perf_counter() - start) * 1e3 - 1.0)
+    with samples.taking():
+        while not stop.is_set():
+            start = time.perf_counter()
+            time.sleep(1e-3)
+            samples.add(start, (time.perf_counter() - start) * 1e3 - 1.0)
 
 
 def state(engine: Engine) -> dict[str, float]:
@@ -140,7 +120,8 @@ def run(sizes: Sizes, folder: Path, seed: int = 0) -> dict[str, Any]:
     """The whole measurement."""
     # In a process of its own: what building leaves behind in the heap must not hide what serving does.
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        paths = pool.submit(write_versions, folder, sizes, seed).result()
+        counts = (sizes.num_items, sizes.num_codes, sizes.num_tags)
+        paths = pool.submit(write_versions, folder, *counts, seed).result()
     progress(f"two versions of {sizes.num_items} items, {paths[0].stat().st_size >> 20} MiB each")
     requests, lateness, stop = Samples(), Samples(), threading.Event()
     loads: list[tuple[float, float]] = []
@@ -224,17 +205,17 @@ def report(
     }
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--cycles", type=int, default=Sizes.cycles, help="at least 3")
-    parser.add_argument("--items", type=int, default=Sizes.num_items)
-    parser.add_argument("--idle-s", type=float, default=Sizes.idle_s, help="between two loads")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cycles", type=whole(3, MAX_COUNT), default=Sizes.cycles)
+    parser.add_argument("--items", type=whole(100, MAX_COUNT), default=Sizes.num_items)
+    parser.add_argument(
+        "--idle-s", type=number(0, MAX_COUNT), default=Sizes.idle_s, help="between two loads"
+    )
+    parser.add_argument("--seed", type=whole(0, NO_LIMIT), default=0)
     add_output_arguments(parser)
     args = parser.parse_args(arguments)
-    if args.cycles < 3:
-        parser.error(f"--cycles must be at least 3, got {args.cycles}")
     with tempfile.TemporaryDirectory() as folder:
         sizes = Sizes(num_items=args.items, cycles=args.cycles, idle_s=args.idle_s)
         found = run(sizes, Path(folder), args.seed)
@@ -247,4 +228,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exit_code_of(main))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tools._bench.command import number  # noqa: E402
+from tools._bench.command import exit_code_of, number  # noqa: E402
 from tools._bench.engine_rows import NORMALIZATIONS, ROWS  # noqa: E402
 from tools._bench.report_file import EXIT_NO_DEVICE  # noqa: E402
 from tools._bench.results import FOLDER, load_results, why_wrong  # noqa: E402
@@ -115,4 +115,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exit_code_of(main))

@@ -17,6 +17,7 @@ import numpy as np
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tools._bench.command import MAX_COUNT, exit_code_of, whole
 from tools._bench.timing import (
     MIN_RUNS,
     Timing,
@@ -38,7 +39,7 @@ from xgr_runtime.types import RecRequest, Search
 from xgr_runtime.xschedule.stage_clock import RoundMarks, StageClock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from xgr_runtime.hal.device import Device
     from xgr_runtime.xschedule.totals import Totals
@@ -56,13 +57,15 @@ class NoTimer:
         return 0.0
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--config", default="demo", help="a file or a name; default: demo")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--runs", type=int, default=101, help=f"at least {MIN_RUNS}")
-    parser.add_argument("--batch", type=int, default=1, help="requests at once")
-    parser.add_argument("--beam-width", type=int, default=20)
+    parser.add_argument(
+        "--runs", type=whole(MIN_RUNS, MAX_COUNT), default=101, help=f"at least {MIN_RUNS}"
+    )
+    parser.add_argument("--batch", type=whole(1, MAX_COUNT), default=1, help="requests at once")
+    parser.add_argument("--beam-width", type=whole(1, MAX_COUNT), default=20)
     add_output_arguments(parser)
     args = parser.parse_args(argv)
     overrides = [f"device={args.device}", "cache.prefix_cache=false"]
@@ -193,4 +196,4 @@ def captured(engine: Engine, num_requests: int) -> tuple[Any, ...]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(exit_code_of(main))

@@ -20,6 +20,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from tools._bench.command import MAX_COUNT, NO_LIMIT, exit_code_of, whole  # noqa: E402
 from tools._bench.random_model import Qwen3Shape, write_random_model  # noqa: E402
 from tools._bench.timing import (  # noqa: E402
     MIN_RUNS,
@@ -40,6 +41,8 @@ from xgr_runtime.config import (  # noqa: E402
 from xgr_runtime.xbeam.catalog_build import build_catalog  # noqa: E402
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from xgr_runtime.types import RecResult
 
 NUM_LEVELS = 3
@@ -192,31 +195,35 @@ def run(sizes: Sizes, seed: int) -> dict[str, Any]:
     }
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Command line."""
     default = Sizes()
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=default.runs, help=f"at least {MIN_RUNS}")
-    parser.add_argument("--layers", type=int, default=default.num_layers)
-    parser.add_argument("--hidden-size", type=int, default=default.hidden_size)
-    parser.add_argument("--width", type=int, default=default.width, help="beam width")
-    parser.add_argument("--users", type=int, default=default.num_users)
-    parser.add_argument("--visits", type=int, default=default.num_visits, help="of each user")
+    parser.add_argument(
+        "--runs", type=whole(MIN_RUNS, MAX_COUNT), default=default.runs, help=f"at least {MIN_RUNS}"
+    )
+    parser.add_argument("--layers", type=whole(1, MAX_COUNT), default=default.num_layers)
+    parser.add_argument("--hidden-size", type=whole(1, MAX_COUNT), default=default.hidden_size)
+    parser.add_argument(
+        "--width", type=whole(1, MAX_COUNT), default=default.width, help="beam width"
+    )
+    parser.add_argument("--users", type=whole(1, MAX_COUNT), default=default.num_users)
+    parser.add_argument(
+        "--visits", type=whole(1, MAX_COUNT), default=default.num_visits, help="of each user"
+    )
     parser.add_argument(
         "--tokens",
-        type=int,
+        type=whole(1, MAX_COUNT),
         nargs=2,
         default=(default.least_tokens, default.most_tokens),
         metavar=("LEAST", "MOST"),
         help="of a user's history at the first visit",
     )
-    parser.add_argument("--timed-tokens", type=int, default=default.timed_tokens)
-    parser.add_argument("--cache-bytes", type=int, default=default.cache_bytes)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--timed-tokens", type=whole(1, MAX_COUNT), default=default.timed_tokens)
+    parser.add_argument("--cache-bytes", type=whole(0, NO_LIMIT), default=default.cache_bytes)
+    parser.add_argument("--seed", type=whole(0, NO_LIMIT), default=0)
     add_output_arguments(parser)
     args = parser.parse_args(arguments)
-    if args.runs < MIN_RUNS:
-        parser.error(f"--runs must be at least {MIN_RUNS}, got {args.runs}")
     sizes = Sizes(
         num_layers=args.layers,
         hidden_size=args.hidden_size,
@@ -234,4 +241,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exit_code_of(main))

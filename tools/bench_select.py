@@ -38,6 +38,7 @@ from tools._bench.beam_search import (
     check_same_lists,
     load_catalog,
 )
+from tools._bench.command import MAX_COUNT, NO_LIMIT, exit_code_of, whole
 from tools._bench.timing import (
     MIN_RUNS,
     add_output_arguments,
@@ -52,7 +53,7 @@ from tools._bench.trained import trained_work
 from tools.demo.checkpoint import ITEMS_PATH, MODEL_FOLDER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -207,24 +208,30 @@ def run(sizes: Sizes, seed: int, model_folder: Path, items_path: Path) -> dict[s
     }
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=Sizes.runs, help=f"at least {MIN_RUNS}")
-    parser.add_argument("--width", type=int, default=Sizes.width, help="beams of the search")
-    parser.add_argument("--codes", type=int, default=Sizes.num_codes, help="codes of a level")
-    parser.add_argument("--items", type=int, default=Sizes.num_items, help="random items")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--runs", type=whole(MIN_RUNS, MAX_COUNT), default=Sizes.runs, help=f"at least {MIN_RUNS}"
+    )
+    parser.add_argument(
+        "--width", type=whole(1, MAX_COUNT), default=Sizes.width, help="beams of the search"
+    )
+    parser.add_argument(
+        "--codes", type=whole(1, MAX_COUNT), default=Sizes.num_codes, help="codes of a level"
+    )
+    parser.add_argument(
+        "--items", type=whole(1, MAX_COUNT), default=Sizes.num_items, help="random items"
+    )
+    parser.add_argument("--seed", type=whole(0, NO_LIMIT), default=0)
     parser.add_argument("--model", type=Path, default=MODEL_FOLDER, help="the demo's checkpoint")
     parser.add_argument("--model-items", type=Path, default=ITEMS_PATH, help="and its items")
     add_output_arguments(parser)
     args = parser.parse_args(arguments)
-    if args.runs < MIN_RUNS:
-        parser.error(f"--runs must be at least {MIN_RUNS}, got {args.runs}")
     sizes = Sizes(args.width, args.codes, args.items, runs=args.runs)
     write_report(run(sizes, args.seed, args.model, args.model_items), args)
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exit_code_of(main))

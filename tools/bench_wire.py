@@ -7,7 +7,7 @@ replies hold the same rows, which is asserted first. Each side starts from the e
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tools._bench.command import MAX_COUNT, exit_code_of, whole
 from tools._bench.timing import MIN_RUNS, Timing, environment, ratio, time_interleaved
 from xgr_runtime.service._pb.xgr.v1 import recommend_pb2 as pb
 from xgr_runtime.service.translate_result import result_from_proto, result_to_proto
@@ -25,11 +26,13 @@ from xgr_runtime.types import RecResult, SearchResult, Timings
 REPEATS = 20  # replies per timed run: one struct of arrays is too short for the clock alone
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--items", type=int, default=512)
-    parser.add_argument("--levels", type=int, default=3)
-    parser.add_argument("--runs", type=int, default=31, help=f"at least {MIN_RUNS}")
+    parser.add_argument("--items", type=whole(1, MAX_COUNT), default=512)
+    parser.add_argument("--levels", type=whole(1, MAX_COUNT), default=3)
+    parser.add_argument(
+        "--runs", type=whole(MIN_RUNS, MAX_COUNT), default=31, help=f"at least {MIN_RUNS}"
+    )
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
     report = measure(args.items, args.levels, max(args.runs, MIN_RUNS))
@@ -137,4 +140,4 @@ def _per_reply(timing: Timing) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exit_code_of(main))

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tools._bench.command import exit_code_of, number, whole
+from tools._bench.command import NO_LIMIT, exit_code_of, number, whole
 from tools._bench.load import CANCELLED, OK, Arrivals, Tally, run_closed, run_open
 from tools._bench.traffic import UNKNOWN_ITEM, Traffic, TrafficOptions, read_histories
 from xgr_runtime.errors import XgrError
@@ -36,7 +36,6 @@ from xgr_runtime.types import NORMALIZATIONS, Search
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-NO_LIMIT = 2**62
 MAX_SECONDS = 1e9
 MAX_CALLERS = 2**16
 MAX_LENGTH = 2**24

@@ -29,7 +29,7 @@ import numpy as np
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tools._bench.command import exit_code_of, number, whole
+from tools._bench.command import NO_LIMIT, exit_code_of, number, whole
 from tools._bench.load import RETRY_S, Arrivals, Tally, run_closed, run_open
 from tools._bench.soak_world import build_catalogs, service, traffic_options, write_config
 from tools._bench.timing import add_output_arguments, environment, progress, write_report
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-NO_LIMIT = 2**62
 MAX_MINUTES = 1e6
 MAX_CALLERS = 2**16
 MAX_RATE = 1e6
@@ -225,4 +224,4 @@ def failures_of(report: dict[str, Any], limit_percent: float) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code_of(main))
+    raise SystemExit(exit_code_of(main))

@@ -108,7 +108,10 @@ def test_report_says_when_there_is_no_trained_model(tmp_path: Path) -> None:
 def test_too_few_runs_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         bench_select.main(["--runs", "8"])
-    assert "--runs must be at least 9, got 8" in capsys.readouterr().err
+    assert (
+        "argument --runs: must be a whole number from 9 to 100000000, got '8'"
+        in capsys.readouterr().err
+    )
 
 
 def test_pages_are_fresh_or_kept() -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -106,6 +110,47 @@ def test_a_client_that_ended_is_not_waited_for_for_ever(monkeypatch: pytest.Monk
     wait_past(1.0, samples_at([0.0, 2.0], [1.0, 1.0]))
     with pytest.raises(TimeoutError, match="no sample began and ended"):
         wait_past(1.0, samples_at([0.0, 2.0], [1.0, 1.0]), samples_at([0.5], [1.0]))
+
+
+def test_a_client_that_failed_is_not_waited_for() -> None:
+    failed = samples_at([0.5], [1.0])
+    with pytest.raises(ZeroDivisionError), failed.taking():
+        raise ZeroDivisionError
+    with pytest.raises(RuntimeError, match="has ended before its time"):
+        wait_past(1.0, failed)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--items", "1", "must be a whole number from 100"),
+        ("--cycles", "2", "must be a whole number from 3"),
+        ("--idle-s", "nan", "must be a number from 0"),
+        ("--seed", "-1", "must be a whole number from 0"),
+    ],
+)
+def test_a_number_out_of_range_is_named(
+    option: str, value: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        bench_catalog_load.main([f"{option}={value}"])
+    assert caught.value.code == 2
+    assert f"argument {option}: {said}" in capsys.readouterr().err
+
+
+def test_sigterm_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Neither files nor the threads and processes, which hold the pipe of standard error open."""
+    command = [sys.executable, bench_catalog_load.__file__, "--items", "3000", "--idle-s", "600"]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(tmp_path)}
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("two versions of 3000 items")
+        assert list(tmp_path.iterdir())
+        process.terminate()
+        process.communicate(timeout=300)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert not list(tmp_path.iterdir())
 
 
 def test_samples_are_sorted_by_the_spans_they_overlap() -> None:

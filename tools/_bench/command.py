@@ -7,14 +7,18 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from xgr_runtime.errors import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from types import FrameType
 
 EXIT_PIPE_CLOSED = 128 + signal.SIGPIPE
+EXIT_TERMINATED = 128 + signal.SIGTERM
+MAX_COUNT = 10**8  # of what is made one by one
+NO_LIMIT = 2**62
 
 
 def whole(lowest: int, highest: int) -> Callable[[str], int]:
@@ -62,7 +66,11 @@ def out_file(text: str) -> Path:
 
 
 def exit_code_of(main: Callable[[Sequence[str] | None], int]) -> int:
-    """Run a command; a reader of its output that goes away, as `head` does, is no error that needs a traceback."""
+    """Run a command; a reader of its output that goes away, as `head` does, is no error that needs a traceback.
+
+    SIGTERM ends it as ctrl-C does: its processes and its temporary files go with it.
+    """
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         code = main(None)
         sys.stdout.flush()
@@ -72,3 +80,7 @@ def exit_code_of(main: Callable[[Sequence[str] | None], int]) -> int:
         os.close(null)
         return EXIT_PIPE_CLOSED
     return code
+
+
+def _terminate(_: int, __: FrameType | None) -> NoReturn:
+    raise SystemExit(EXIT_TERMINATED)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-# Of a thread that has ended nothing more comes.
 LAST_SAMPLE_S = 60.0
 
 
@@ -21,6 +21,15 @@ class Samples:
 
     at_s: list[float] = field(default_factory=list)
     ms: list[float] = field(default_factory=list)
+    has_ended: bool = False
+
+    @contextmanager
+    def taking(self) -> Iterator[None]:
+        """What the thread does; afterwards, however it ended, nothing more comes."""
+        try:
+            yield
+        finally:
+            self.has_ended = True
 
     def add(self, start_s: float, value_ms: float) -> None:
         self.at_s.append(start_s)
@@ -36,9 +45,14 @@ class Samples:
 
 
 def wait_past(moment_s: float, *all_samples: Samples) -> None:
-    """Until each has a sample that began after a moment: what ran at it has ended, and was noted. Raises TimeoutError."""
+    """Until each has a sample that began after a moment: what ran at it has ended, and was noted.
+
+    Raises RuntimeError when a thread has ended instead, TimeoutError when it seems stuck.
+    """
     end_s = time.perf_counter() + LAST_SAMPLE_S
     while not all(samples.at_s and samples.at_s[-1] > moment_s for samples in all_samples):
+        if any(samples.has_ended for samples in all_samples):
+            raise RuntimeError("a thread of the benchmark has ended before its time")
         if time.perf_counter() > end_s:
             raise TimeoutError(f"no sample began and ended in {LAST_SAMPLE_S:.0f} s")
         time.sleep(1e-3)
