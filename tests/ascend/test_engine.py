@@ -24,8 +24,10 @@ from tests.helpers.engines import (
     make_config,
     make_engine,
     prompt_of,
+    recommend_together,
     record_batches,
     request_of,
+    started_patient,
     write_catalog,
 )
 from tests.helpers.tiny_models import TinyShape, write_tiny_model
@@ -135,7 +137,7 @@ def world(tmp_path: Path, dtype: torch.dtype) -> tuple[RuntimeConfig, Catalog]:
         {"main": file},
         limits=LimitsConfig(max_prompt_tokens=512, max_beam_width=64),
         cache=CacheConfig(page_size_tokens=128, prefix_cache_bytes=1 << 20),
-        scheduler=SchedulerConfig(max_batch_tokens=1024, max_batch_rows=512, max_wait_ms=20.0),
+        scheduler=SchedulerConfig(max_batch_tokens=1024, max_batch_rows=512),
     )
     name = str(dtype).removeprefix("torch.")
     return dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=name)), catalog  # type: ignore[arg-type]
@@ -158,11 +160,13 @@ def test_replays_are_told_the_lengths_of_their_batch(tmp_path: Path, dtype: torc
     config, catalog = world(tmp_path, dtype)
     oracle = Oracle(tmp_path / "model", catalog)
     t = TOLERANCES[dtype].same_answer
-    with make_engine(config) as engine:
+    with started_patient(make_engine(config)) as engine:
         recording, num_captures = record_batches(engine), []
         for turn, lengths in enumerate(([20, 34], [34, 20], [27, 33], [33, 22])):
             requests = mixed_requests(catalog, f"turn {turn}", lengths)
-            for request, reply in zip(requests, engine.recommend(requests), strict=True):
+            replies = recommend_together(engine, requests)
+            assert len(recording.batches) == turn + 1, "they are one batch"
+            for request, reply in zip(requests, replies, strict=True):
                 assert request.history_item_ids is not None
                 trace = recording.trace(request.request_id, loaded_catalog(engine))
                 possible_limit = None if dtype == torch.float32 else POSSIBLE_LIMIT
