@@ -21,15 +21,16 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.helpers.load import Alone, Content, make_contents
-from tests.service.process import ROOT, at_once, serving
+from tests.service.process import PATIENT, ROOT, at_once, serving
 from tests.service.servers import is_taken_in, running
 from tests.service.stand_in import StandInEngine
+from tests.service.waiting import PATIENCE_S, until
 from tests.service.world import World, make_world
 from xgr_runtime import Engine, RuntimeConfig
 from xgr_runtime.config import ServiceConfig
 from xgr_runtime.errors import EngineClosed, XgrError
 from xgr_runtime.service.catalog_admin_client import CatalogAdminClient
-from xgr_runtime.service.client import AsyncRecommendClient
+from xgr_runtime.service.client import DROPPED, AsyncRecommendClient
 from xgr_runtime.service.client_output import status_name
 from xgr_runtime.service.rpc_errors import ServiceError
 from xgr_runtime.service.server import RecommendServer
@@ -41,9 +42,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.e2e
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-END_S = 60.0
 PROBE_S = 0.005
-PATIENT = ("-m", "tests.e2e.patient_stop")  # for callers who never pause
 
 
 @pytest.fixture(scope="module")
@@ -78,14 +77,6 @@ def options_of(world: World, *overrides: str, port: int = 0) -> list[str]:
     return ["--config", str(world.config), "--port", str(port), *sets, "--log-level", "error"]
 
 
-async def until(condition: Callable[[], object]) -> None:
-    """Return once it is true, however long this machine takes."""
-    end_s = time.monotonic() + END_S
-    while not condition():
-        assert time.monotonic() < end_s
-        await asyncio.sleep(PROBE_S)
-
-
 @dataclass
 class Call:
     """One call of the load: when it was sent and ended, and with what."""
@@ -97,7 +88,12 @@ class Call:
 
     @property
     def status(self) -> str:
+        """DROPPED is a call that ended without any answer: CANCELLED to gRPC, and UNAVAILABLE to the client's user."""
         if isinstance(self.outcome, XgrError):
+            cause: Any = self.outcome.__cause__
+            is_grpc = isinstance(cause, grpc.RpcError)
+            if is_grpc and cause.code() is grpc.StatusCode.CANCELLED:
+                return "DROPPED"
             return status_name(self.outcome)
         return "OK" if self.outcome is not None else "OPEN"
 
@@ -139,15 +135,18 @@ class Load:
         self, client: AsyncRecommendClient, condition: Callable[[], object]
     ) -> list[asyncio.Task[Call]]:
         """Send one call after the other, ended or not, until it is true; the calls."""
-        probes = [asyncio.ensure_future(self.call(client))]
+        probes: list[asyncio.Task[Call]] = []
 
-        def is_true() -> bool:
-            if condition():
-                return True
-            probes.append(asyncio.ensure_future(self.call(client)))
-            return False
+        async def probe() -> None:
+            while True:
+                probes.append(asyncio.ensure_future(self.call(client)))
+                await asyncio.sleep(PROBE_S)
 
-        await until(is_true)
+        probing = asyncio.ensure_future(probe())
+        try:
+            await until(condition)
+        finally:
+            probing.cancel()
         return probes
 
     @property
@@ -173,47 +172,37 @@ async def watch_health(client: AsyncRecommendClient, seen: list[tuple[int, float
     assert await watch.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_sigterm_under_load_loses_nothing(
-    world: World, alone: Alone, contents: list[Content]
-) -> None:
-    load, health, accepted = Load(contents), list[tuple[int, float]](), list[Call]()
+async def stop_under_load(
+    load: Load, health: list[tuple[int, float]], process: subprocess.Popen[str], target: str
+) -> tuple[float, list[Call]]:
+    """SIGTERM comes to a long queue that is held until callers have heard of it; when it was sent, and the calls of that queue."""
+    clients = [AsyncRecommendClient(target, timeout_s=120) for _ in range(6)]
+    watch = asyncio.ensure_future(watch_health(clients[1], health))
+    callers = [asyncio.ensure_future(load.call_until_over(clients[i % 6])) for i in range(24)]
+    await until(lambda: health and load.num_ok > 20)
+    process.send_signal(signal.SIGUSR1)
+    queued = [asyncio.ensure_future(load.call(clients[0])) for _ in range(200)]
+    await asyncio.sleep(0)
+    await is_taken_in(clients[0])
+    process.send_signal(signal.SIGTERM)
+    signal_s = time.monotonic()
+    # On the connection of the watch, where what is sent first comes first.
+    probes = await load.probe_until(clients[1], lambda: len(health) > 1)
+    assert (await load.call(clients[1])).status == "UNAVAILABLE"
+    process.send_signal(signal.SIGUSR2)
+    accepted = await asyncio.gather(*queued)
+    await asyncio.gather(*probes)
+    while process.poll() is None:
+        await asyncio.sleep(0.01)
+    load.is_over = True
+    await asyncio.gather(*callers, watch)
+    for client in clients:
+        await client.close()
+    return signal_s, accepted
 
-    async def drive(process: subprocess.Popen[str], target: str) -> float:
-        clients = [AsyncRecommendClient(target, timeout_s=120) for _ in range(6)]
-        watch = asyncio.ensure_future(watch_health(clients[1], health))
-        callers = [asyncio.ensure_future(load.call_until_over(clients[i % 6])) for i in range(24)]
-        await until(lambda: health and load.num_ok > 20)
-        process.send_signal(signal.SIGUSR1)  # so that the queue is long when the other one comes
-        queued = [asyncio.ensure_future(load.call(clients[0])) for _ in range(200)]
-        await asyncio.sleep(0)
-        await is_taken_in(clients[0])
-        process.send_signal(signal.SIGTERM)
-        signal_s = time.monotonic()
-        # On the connection of the watch, where what is sent first comes first.
-        probes = await load.probe_until(clients[1], lambda: len(health) > 1)
-        assert (await load.call(clients[1])).status == "UNAVAILABLE"
-        process.send_signal(signal.SIGUSR2)
-        accepted.extend(await asyncio.gather(*queued))
-        await asyncio.gather(*probes)
-        while process.poll() is None:
-            await asyncio.sleep(0.01)
-        load.is_over = True
-        await asyncio.gather(*callers, watch)
-        for client in clients:
-            await client.close()
-        return signal_s
 
-    options = ("scheduler.max_queue=4000", "service.drain_s=120")
-    with serving(held_command(world, *options)) as (process, target):
-        signal_s = asyncio.run(drive(process, target))
-        _, errors = process.communicate(timeout=END_S)
-    assert (process.returncode, errors) == (0, "")
-    assert set(load.statuses()) == {"OK", "UNAVAILABLE"}, load.statuses()
-    assert load.check_answers(alone) > 200
-    assert all(call.end_s > signal_s for call in accepted), "all were in flight"
-    assert {call.status for call in accepted} == {"OK"}
-    assert [status for status, _ in health] == [SERVING, NOT_SERVING]
-    told_s = health[1][1]
+def check_order(load: Load, told_s: float) -> None:
+    """Health turns, which was read at told_s, then calls are refused, and those in flight are answered."""
     late = [c for c in load.calls if c.sent_s > told_s]
     assert {call.status for call in late} == {"UNAVAILABLE"}
     # One is sent every few milliseconds; those on their way may be refused beside it.
@@ -221,6 +210,23 @@ def test_sigterm_under_load_loses_nothing(
     assert len(early) <= 10, "callers heard of it before the health watch"
     answered_s = max(c.end_s for c in load.calls if c.status == "OK")
     assert told_s < answered_s, "health turns before the drain, not after it"
+
+
+def test_sigterm_under_load_loses_nothing(
+    world: World, alone: Alone, contents: list[Content]
+) -> None:
+    load, health = Load(contents), list[tuple[int, float]]()
+    options = ("scheduler.max_queue=4000", "service.drain_s=120")
+    with serving(held_command(world, *options)) as (process, target):
+        signal_s, accepted = asyncio.run(stop_under_load(load, health, process, target))
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, errors) == (0, "")
+    assert set(load.statuses()) == {"OK", "UNAVAILABLE"}, load.statuses()
+    assert load.check_answers(alone) > 200
+    assert all(call.end_s > signal_s for call in accepted), "all were in flight"
+    assert {call.status for call in accepted} == {"OK"}
+    assert [status for status, _ in health] == [SERVING, NOT_SERVING]
+    check_order(load, told_s=health[1][1])
 
 
 def test_a_second_signal_stops_at_once(world: World, contents: list[Content]) -> None:
@@ -246,13 +252,13 @@ def test_a_second_signal_stops_at_once(world: World, contents: list[Content]) ->
     options = ("scheduler.max_queue=4000", "service.drain_s=300")
     with serving(held_command(world, *options)) as (process, target):
         second_s = asyncio.run(drive(process, target))
-        _, errors = process.communicate(timeout=END_S)
+        _, errors = process.communicate(timeout=PATIENCE_S)
         seconds = time.monotonic() - second_s
     assert process.returncode == 1
     assert errors == "xgr serve: requests were cut off\n"
     assert set(load.statuses()) == {"OK", "UNAVAILABLE"}, load.statuses()
     assert {call.status for call in cut_off} == {"UNAVAILABLE"}
-    assert seconds < END_S, f"the process ended {seconds:.1f} s after the second signal"
+    assert seconds < PATIENCE_S, f"the process ended {seconds:.1f} s after the second signal"
 
 
 def test_clients_that_stream_lines_hear_of_the_stop(
@@ -267,8 +273,9 @@ def test_clients_that_stream_lines_hear_of_the_stop(
     patient = [*PATIENT, "xgr_runtime.cli", "serve", *options_of(world)]
     with serving(patient) as (process, target):
         options = ["--target", target, "--input", "-", "--json", "--concurrency", "8"]
+        options += ["--beam-width", "8", "--timeout-s", str(PATIENCE_S)]
         client = subprocess.Popen(
-            [sys.executable, "-m", "xgr_runtime.cli", "client", *options, "--beam-width", "8"],
+            [sys.executable, "-m", "xgr_runtime.cli", "client", *options],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -287,13 +294,15 @@ def test_clients_that_stream_lines_hear_of_the_stop(
         rest = client.stdout.read()
         assert client.stderr is not None
         errors = client.stderr.read()
-        client.wait(60)
+        client.wait(PATIENCE_S)
         client.stdout.close()
         client.stderr.close()
-        _, server_errors = process.communicate(timeout=END_S)
+        _, server_errors = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, server_errors, errors, client.returncode) == (0, "", "", 3)
     answers = [json.loads(line) for line in (first, *rest.splitlines())]
     assert [a["request_id"] for a in answers] == [f"l{i}" for i in range(450)]
+    told = [a["error"]["message"] for a in answers if "error" in a]
+    assert not [text for text in told if DROPPED in text]
     codes = [a["error"]["code"] if "error" in a else "OK" for a in answers]
     assert set(codes) == {"OK", "UNAVAILABLE"}
     assert set(codes[400:]) == {"UNAVAILABLE"}
@@ -329,14 +338,14 @@ def test_sigkill_and_a_restart_on_the_same_port(
             load.is_over = True
             await asyncio.gather(*callers)
             second.send_signal(signal.SIGTERM)
-            _, errors = await asyncio.to_thread(second.communicate, timeout=END_S)
+            _, errors = await asyncio.to_thread(second.communicate, timeout=PATIENCE_S)
             restart.__exit__(None, None, None)
             assert (second.returncode, errors) == (0, "")
         return back_s, num_since(killed_s)
 
     with serving(command(world)) as (process, target):
         back_s, num_after = asyncio.run(drive(process, target))
-        assert process.wait(END_S) == -signal.SIGKILL
+        assert process.wait(PATIENCE_S) == -signal.SIGKILL
     assert set(load.statuses()) == {"OK", "UNAVAILABLE"}, load.statuses()
     assert load.check_answers(alone) > num_after > 20
     sys.stdout.write(f"the client was back {back_s:.2f} s after the restart\n")
@@ -364,7 +373,7 @@ def test_an_engine_that_breaks_under_load(
     faulty = [*PATIENT, "tests.service.serve_faulty", "batch"]
     with serving([*faulty, *options_of(world, "service.drain_s=300")]) as (process, target):
         start_s = asyncio.run(drive(process, target))
-        _, errors = process.communicate(timeout=END_S)
+        _, errors = process.communicate(timeout=PATIENCE_S)
         seconds = time.monotonic() - start_s
     assert process.returncode == 1, errors
     assert errors.splitlines()[-1] == "xgr serve: the engine stopped by itself"
@@ -374,7 +383,7 @@ def test_an_engine_that_breaks_under_load(
     assert load.check_answers(alone) > 20
     closed = [c for c in load.calls if isinstance(c.outcome, (EngineClosed, ServiceError))]
     assert len(closed) >= 16, "those of the batch, those in the queue and those that came later"
-    assert seconds < END_S, "no drain is waited for"
+    assert seconds < PATIENCE_S, "no drain is waited for"
 
 
 def test_sigterm_during_the_start(world: World) -> None:
@@ -391,11 +400,37 @@ def test_sigterm_during_the_start(world: World) -> None:
         assert line, "the server ended before it loaded anything"
     process.send_signal(signal.SIGTERM)
     sent_s = time.monotonic()
-    output, errors = process.communicate(timeout=END_S)
-    assert time.monotonic() - sent_s < END_S
+    output, errors = process.communicate(timeout=PATIENCE_S)
+    assert time.monotonic() - sent_s < PATIENCE_S
     assert "Traceback" not in errors
     assert process.returncode == 0
     assert output == "" or output.startswith("xgr serve: listening on ")
+
+
+def start_loads(client: CatalogAdminClient, faults: list[XgrError]) -> list[threading.Thread]:
+    """Two threads that load a catalogue and keep what they are told; the server has taken in both calls."""
+    is_sent = threading.Semaphore(0)
+    method = client._stub.LoadCatalog
+
+    def send(request: Any, timeout: float) -> Any:
+        call = method.future(request, timeout=timeout)
+        is_sent.release()
+        return call.result()
+
+    def load() -> None:
+        try:
+            client.load("items", "items.xgrc")
+        except XgrError as error:
+            faults.append(error)
+
+    client._stub.LoadCatalog = send
+    client.catalogs()  # connected
+    threads = [threading.Thread(target=load) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+        assert is_sent.acquire(timeout=PATIENCE_S)
+    client.catalogs()  # answered in its turn
+    return threads
 
 
 def test_sigterm_during_a_load_of_a_catalogue(world: World) -> None:
@@ -407,32 +442,11 @@ def test_sigterm_during_a_load_of_a_catalogue(world: World) -> None:
         "service.drain_s=300",
     )
     faults: list[XgrError] = []
-
-    def load(client: CatalogAdminClient) -> None:
-        try:
-            client.load("items", "items.xgrc")
-        except XgrError as error:
-            faults.append(error)
-
     with (
         serving([*faulty, *options_of(world, *admin)]) as (process, target),
-        CatalogAdminClient(target, timeout_s=60) as client,
+        CatalogAdminClient(target, timeout_s=PATIENCE_S) as client,
     ):
-        is_sent = threading.Semaphore(0)
-        method = client._stub.LoadCatalog
-
-        def send(request: Any, timeout: float) -> Any:
-            call = method.future(request, timeout=timeout)
-            is_sent.release()
-            return call.result()
-
-        client._stub.LoadCatalog = send
-        client.catalogs()  # connected
-        threads = [threading.Thread(target=load, args=(client,)) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-            assert is_sent.acquire(timeout=END_S)
-        client.catalogs()  # answered in its turn: both loads are taken in
+        threads = start_loads(client, faults)
         assert process.stderr is not None
         assert process.stderr.readline().startswith("loading ")
         process.send_signal(signal.SIGTERM)
@@ -440,9 +454,9 @@ def test_sigterm_during_a_load_of_a_catalogue(world: World) -> None:
         for thread in threads:
             thread.join()
         assert ["shutting down" in str(fault) for fault in faults] == [True] * 2
-        process.communicate(timeout=END_S)
+        process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
-    assert time.monotonic() - start_s < END_S
+    assert time.monotonic() - start_s < PATIENCE_S
 
 
 def test_signals_that_never_end_do_not_make_a_failure(world: World) -> None:
@@ -454,7 +468,7 @@ def send_signals_until_the_end(world: World, pause_s: float) -> None:
         while process.poll() is None:
             process.send_signal(signal.SIGTERM)
             time.sleep(pause_s)
-        _, errors = process.communicate(timeout=END_S)
+        _, errors = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, errors) == (0, "")
 
 
@@ -467,7 +481,7 @@ def test_a_client_is_back_within_seconds_of_a_long_outage() -> None:
         stop_now.set()
         request = RecRequest(history_item_ids=np.array([1]))
         async with running(StandInEngine()) as (_, target):
-            client = AsyncRecommendClient(target)
+            client = AsyncRecommendClient(target, timeout_s=PATIENCE_S)
             assert await client.recommend(request)
         load = Load([Content([], request)])
         caller = asyncio.ensure_future(load.call_until_over(client))
@@ -476,9 +490,7 @@ def test_a_client_is_back_within_seconds_of_a_long_outage() -> None:
         second = RecommendServer(StandInEngine(), RuntimeConfig(service=ServiceConfig(port=port)))
         await second.start()
         up_s = time.monotonic()
-        while not any(call.status == "OK" for call in load.calls):
-            assert time.monotonic() < up_s + 60
-            await asyncio.sleep(0.001)
+        await until(lambda: load.num_ok)
         seconds = min(call.end_s for call in load.calls if call.status == "OK") - up_s
         load.is_over = True
         await caller
@@ -486,4 +498,4 @@ def test_a_client_is_back_within_seconds_of_a_long_outage() -> None:
         await second.stop(stop_now)
         return seconds
 
-    assert asyncio.run(main()) < 3
+    assert asyncio.run(main()) < 8

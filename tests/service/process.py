@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
+# In front of a module with a server, where its callers never pause.
+PATIENT = ("-m", "tests.service.patient_stop")
 Case = TypeVar("Case")
 
 

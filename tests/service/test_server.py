@@ -16,16 +16,19 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.service.process import at_once, hearing_hangups, serving
+from tests.service.process import PATIENT, at_once, hearing_hangups, serving
 from tests.service.servers import DRAIN_S, running, with_free_port
 from tests.service.stand_in import Hold, StandInEngine, answer
 from tests.service.waiting import PATIENCE_S, until, wait_until
 from xgr_runtime.config import RuntimeConfig, ServiceConfig
 from xgr_runtime.errors import ConfigError, DeadlineExceeded, EngineClosed
+from xgr_runtime.service import server
 from xgr_runtime.service._pb.xgr.v1 import recommend_pb2_grpc
 from xgr_runtime.service.client import AsyncRecommendClient, RecommendClient
 from xgr_runtime.service.rpc_errors import ServiceError
 from xgr_runtime.service.server import (
+    FLUSH_S,
+    HOLD_S,
     RecommendServer,
     ServeEnd,
     serve,
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 HISTORY = np.array([1, 2], dtype=np.int64)
+NUM_CLIENTS = 8
 
 
 def asking(catalog: str, request_id: str = "") -> RecRequest:
@@ -240,10 +244,6 @@ def test_the_second_signal_stops_at_once(tmp_path: Path) -> None:
             call.result(PATIENCE_S)
 
 
-NUM_CLIENTS = 8
-HOLD_S = 1.0  # how long a machine may keep a client from its next call
-
-
 @pytest.mark.e2e
 def test_clients_that_never_pause_see_answers_or_unavailable() -> None:
     """Half of the clients have a connection of their own; a health watch is open all the time."""
@@ -251,9 +251,25 @@ def test_clients_that_never_pause_see_answers_or_unavailable() -> None:
 
 
 def never_pause(end: str) -> None:
-    codes: list[str] = []
+    drain_s = str(DRAIN_S) if end == "DRAINED" else "0.3"
+    command = [*PATIENT, "tests.service.serve_stand_in", drain_s]
+    with tempfile.TemporaryDirectory() as folder, serving(command) as (process, target):
+        codes = asyncio.run(call_until_stopped(process, target, Hold(Path(folder)), end))
+        output, errors = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, output.strip(), errors) == (0, end, "")
+    assert set(codes) <= {"OK", "UNAVAILABLE"}, {code: codes.count(code) for code in set(codes)}
+    assert "UNAVAILABLE" in codes
+    assert ("OK" in codes) == (end == "DRAINED")
 
-    async def call_until_it_ends(channel: Any, request: Any, process: Any) -> None:
+
+async def call_until_stopped(
+    process: subprocess.Popen[str], target: str, hold: Hold, end: str
+) -> list[str]:
+    """The statuses of calls that are answered, or none of them, until the process has ended by SIGTERM."""
+    codes: list[str] = []
+    request = request_to_proto(asking("wait:0.01" if end == "DRAINED" else hold.catalog))
+
+    async def call_until_it_ends(channel: Any) -> None:
         stub = recommend_pb2_grpc.RecommendServiceStub(channel)  # type: ignore[no-untyped-call]
         while process.poll() is None:
             try:
@@ -262,38 +278,66 @@ def never_pause(end: str) -> None:
             except grpc.aio.AioRpcError as error:
                 codes.append(error.code().name)
 
-    async def drive(process: subprocess.Popen[str], target: str, hold: Hold) -> None:
-        catalog = "wait:0.01" if end == "DRAINED" else hold.catalog
-        request = request_to_proto(asking(catalog))
-        async with contextlib.AsyncExitStack() as stack:
-            own = [("grpc.use_local_subchannel_pool", 1)]
-            channels = [
-                await stack.enter_async_context(
-                    grpc.aio.insecure_channel(target, options=own if i % 2 else None)
-                )
-                for i in range(NUM_CLIENTS)
-            ]
-            watch_stub: Any = health_pb2_grpc.HealthStub(channels[0])
-            watch = watch_stub.Watch(health_pb2.HealthCheckRequest())
-            assert (await watch.read()).status == SERVING
-            calls = [call_until_it_ends(channel, request, process) for channel in channels]
-            loops = [asyncio.ensure_future(call) for call in calls]
-            if end == "DRAINED":
-                await until(lambda: len(codes) >= 20 * NUM_CLIENTS)
-            else:
-                await until(lambda: hold.num_come() == NUM_CLIENTS)
-            process.send_signal(signal.SIGTERM)
-            await asyncio.gather(*loops)
+    async with contextlib.AsyncExitStack() as stack:
+        own = [("grpc.use_local_subchannel_pool", 1)]
+        channels = [
+            await stack.enter_async_context(
+                grpc.aio.insecure_channel(target, options=own if i % 2 else None)
+            )
+            for i in range(NUM_CLIENTS)
+        ]
+        watch_stub: Any = health_pb2_grpc.HealthStub(channels[0])
+        watch = watch_stub.Watch(health_pb2.HealthCheckRequest())
+        assert (await watch.read()).status == SERVING
+        loops = [asyncio.ensure_future(call_until_it_ends(channel)) for channel in channels]
+        if end == "DRAINED":
+            await until(lambda: len(codes) >= 20 * NUM_CLIENTS)
+        else:
+            await until(lambda: hold.num_come() == NUM_CLIENTS)
+        process.send_signal(signal.SIGTERM)
+        await asyncio.gather(*loops)
+    return codes
 
-    drain_s = str(DRAIN_S) if end == "DRAINED" else "0.3"
-    command = ["-m", "tests.service.serve_stand_in", drain_s, str(HOLD_S)]
-    with tempfile.TemporaryDirectory() as folder, serving(command) as (process, target):
-        asyncio.run(drive(process, target, Hold(Path(folder))))
-        output, errors = process.communicate(timeout=PATIENCE_S)
-    assert (process.returncode, output.strip(), errors) == (0, end, "")
-    assert set(codes) <= {"OK", "UNAVAILABLE"}, {code: codes.count(code) for code in set(codes)}
-    assert "UNAVAILABLE" in codes
-    assert ("OK" in codes) == (end == "DRAINED")
+
+def test_a_stop_leaves_callers_the_time_that_the_service_is_shipped_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tests of whole stops give more: callers on a machine that is held up need it."""
+    monkeypatch.setattr(server, "FLUSH_S", FLUSH_S)
+    steps: list[tuple[object, ...]] = []
+
+    def note(patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+        """Each call of it is a step."""
+        call = getattr(owner, name)
+
+        def noted(*arguments: object) -> Any:
+            steps.append((name, *arguments))
+            return call(*arguments)
+
+        patch.setattr(owner, name, noted)
+
+    async def main() -> None:
+        async with running(StandInEngine()) as (stopping, _):
+            with monkeypatch.context() as patch:
+                note(patch, stopping.servicer, "hold_refusals")
+                note(patch, stopping.servicer, "end_calls")
+                note(patch, stopping._server, "stop")
+                note(patch, asyncio, "sleep")
+                assert await stopping._close() == 0
+
+    asyncio.run(main())
+    # Answers and refusals that went out before need the time of a round trip to bring the next calls here, before gRPC closes
+    # connections to further ones and again before all are answered.
+    assert steps == [
+        ("hold_refusals",),
+        ("sleep", HOLD_S),
+        ("stop", HOLD_S + FLUSH_S),
+        ("sleep", HOLD_S),
+        ("end_calls",),
+    ]
+    assert HOLD_S >= 0.05, "a round trip within a continent"
+    # gRPC's grace is used up by the second pause first; what is left of it is for answers to leave.
+    assert FLUSH_S > HOLD_S
 
 
 @pytest.mark.parametrize("is_answered", [True, False])
