@@ -21,7 +21,7 @@ from tests.helpers.catalogs import TAGS
 from tests.service.process import ROOT, serving
 from tests.service.scrape import free_port, get, parse, value
 from tests.service.servers import DRAIN_S, is_taken_in, running, running_in_thread
-from tests.service.waiting import PATIENCE_S, PROCESS_S, until, wait_until
+from tests.service.waiting import PATIENCE_S, PROCESS_S, until, wait_until_idle
 from tests.service.world import World, make_world
 from tests.xschedule.running import Gate
 from xgr_runtime import Engine, RuntimeConfig
@@ -108,13 +108,10 @@ async def send(
     return outcome
 
 
-def wait_until_idle(engine: Engine) -> None:
-    total = engine.pages.allocator.num_pages - 1
-
-    def is_idle() -> bool:
-        return not engine.describe()["num_unanswered"] and engine.pages.num_available == total
-
-    wait_until(is_idle, engine.describe)
+def check_at_rest(engine: Engine) -> None:
+    """Once nothing is asked of it, every page is to be had."""
+    wait_until_idle(engine)
+    assert engine.pages.num_available == engine.pages.allocator.num_pages - 1
     engine.pages.check_conservation()
 
 
@@ -149,7 +146,7 @@ def test_concurrent_requests_are_right_or_have_a_proper_status(
             return await asyncio.gather(*sends)
 
     outcomes = asyncio.run(drive())
-    wait_until_idle(engine)
+    check_at_rest(engine)
     totals, counts = SameAnswerTotals(), dict.fromkeys(("ok", "sent alone", "same list"), 0)
     for i, ((request, history), outcome) in enumerate(zip(asked, outcomes, strict=True)):
         if isinstance(outcome, BaseException):
@@ -204,9 +201,9 @@ def test_a_full_queue_is_resource_exhausted_and_is_not_kept_full(world: World) -
             return outcomes
 
     with Engine.from_config(config) as engine:
-        wait_until_idle(engine)  # the request of its start leaves the queue after its answer
-        outcomes = asyncio.run(drive(engine))
         wait_until_idle(engine)
+        outcomes = asyncio.run(drive(engine))
+        check_at_rest(engine)
     assert Counter(map(type, outcomes)) == {RecResult: 4, Overloaded: 96}
 
 
@@ -251,7 +248,7 @@ def test_errors_that_need_the_catalogue_name_the_field(world: World, engine: Eng
             assert len(reason) <= 210
 
     asyncio.run(drive())
-    wait_until_idle(engine)
+    check_at_rest(engine)
 
 
 def xgr(*arguments: str, timeout_s: float = PROCESS_S) -> subprocess.CompletedProcess[str]:

@@ -16,7 +16,7 @@ import pytest
 from tests.service.hostile.test_connections import METHOD
 from tests.service.servers import running
 from tests.service.stand_in import StandInEngine
-from tests.service.waiting import PATIENCE_S, until, wait_until
+from tests.service.waiting import PATIENCE_S, until, wait_until_idle
 from tests.service.world import World, make_world
 from tests.xschedule.running import Gate
 from xgr_runtime import Engine, RuntimeConfig
@@ -295,6 +295,5 @@ def test_requests_in_the_queue(world: World) -> None:
             assert (await send(channel, data))[0] == "OK"
 
     with Engine.from_config(config) as engine:
-        # The request of its start is answered a moment before it leaves the queue.
-        wait_until(lambda: not engine.describe()["num_unanswered"])
+        wait_until_idle(engine)
         asyncio.run(main(engine))
