@@ -52,6 +52,7 @@ PATIENT = hurrying()
 HURRIED = hurrying(handshake_s=HANDSHAKE_S, receive_s=RECEIVE_S, idle_s=IDLE_S)
 OK, CANCELLED, INVALID, EXHAUSTED, UNIMPLEMENTED, INTERNAL = 0, 1, 3, 8, 12, 13
 DEADLINE, REFUSED_BY_HTTP = 4, None
+UNAVAILABLE, DEADLINE_EXCEEDED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 def request(catalog: str = "films", **fields: Any) -> bytes:
@@ -89,7 +90,9 @@ class Stand:
             call = channel.unary_unary(METHOD)
             while True:
                 try:
-                    reply = await call(request(), timeout=PATIENCE_S, wait_for_ready=True)
+                    reply = await call(
+                        request(), timeout=PATIENCE_S, wait_for_ready=self._is_hurried
+                    )
                     break
                 except grpc.aio.AioRpcError as error:
                     # A busy machine may bring a connection or a message too late to a server that does not wait.
@@ -98,9 +101,6 @@ class Stand:
                         raise
         (result,) = pb.RecommendResponse.FromString(reply).results
         assert result.item_ids == b"".join(i.to_bytes(8, "little") for i in (30, 31, 32))
-
-
-UNAVAILABLE, DEADLINE_EXCEEDED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 @asynccontextmanager
