@@ -170,7 +170,7 @@ def test_what_can_never_fit_is_refused_at_once_and_blocks_nobody(world: World) -
     fits = RecRequest(
         prompt_token_ids=np.ones(128, np.int64), searches=(Search(beam_width=MAX_WIDTH),)
     )
-    config = config_of(world, *POOLS["all at once"], "scheduler.max_wait_ms=300")
+    config = config_of(world, *POOLS["all at once"])
     with Engine.from_config(config) as engine:
         gate = Gate(engine)
         with engine._wake:  # all of them are there before any runs
@@ -206,47 +206,6 @@ def test_pools_too_small_for_one_request_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=named):
         config_of(world, override)
-
-
-@pytest.mark.parametrize("pool", ["rows for one search", "pages for one history"])
-def test_a_big_request_does_not_starve_behind_small_ones(world: World, pool: str) -> None:
-    """Small ones keep coming, always fit beside each other and arrive with less time left; the big one gets its turn."""
-    small = RecRequest(history_item_ids=np.array([1]), searches=(Search(beam_width=2),))
-    big = RecRequest(
-        prompt_token_ids=np.ones(128, np.int64), searches=(Search(beam_width=MAX_WIDTH),)
-    )
-    config = config_of(world, *POOLS[pool], "scheduler.patience_ms=300")
-
-    async def main(engine: Engine) -> tuple[float, int]:
-        is_over, num_small = False, 0
-
-        async def caller() -> None:
-            nonlocal num_small
-            while not is_over:
-                request = RecRequest(
-                    history_item_ids=small.history_item_ids,
-                    searches=small.searches,
-                    deadline_s=time.monotonic() + 0.25,
-                )
-                await asyncio.gather(engine.submit(request), return_exceptions=True)
-                num_small += 1
-
-        callers = [asyncio.ensure_future(caller()) for _ in range(40)]
-        await asyncio.sleep(0.2)
-        before_s = time.monotonic()
-        assert (await engine.submit(big)).results[0].num_valid == MAX_WIDTH
-        waited_s = time.monotonic() - before_s
-        is_over = True
-        await asyncio.gather(*callers)
-        return waited_s, num_small
-
-    with Engine.from_config(config) as engine:
-        waited_s, num_small = asyncio.run(main(engine))
-        assert_at_rest(engine)
-    assert num_small > 40
-    assert waited_s < TIMEOUT_S, (
-        f"the big request waited {waited_s:.1f} s beside {num_small} small ones"
-    )
 
 
 def test_callers_that_all_give_up_leave_nothing_behind(

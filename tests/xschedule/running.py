@@ -35,15 +35,39 @@ class Gate:
         def hold(batch: Batch) -> None:
             self.batches.append(batch)
             self.entered.release()
-            assert self._is_open.wait(TIMEOUT_S)
+            assert self._hold()
 
         watch_batches(engine, before=hold)
+
+    def _hold(self) -> bool:
+        return self._is_open.wait(TIMEOUT_S)
 
     def wait_for_batch(self) -> None:
         assert self.entered.acquire(timeout=TIMEOUT_S)
 
     def open(self) -> None:
         self._is_open.set()
+
+
+class Turnstile(Gate):
+    """A gate that lets batches pass one by one until it is opened."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._permits = threading.Semaphore(0)
+        super().__init__(engine)
+
+    def _hold(self) -> bool:
+        return self._is_open.is_set() or self._permits.acquire(timeout=TIMEOUT_S)
+
+    def next_batch(self) -> Batch:
+        """Lets the one that is held pass; the next one, which is held now."""
+        self._permits.release()
+        self.wait_for_batch()
+        return self.batches[-1]
+
+    def open(self) -> None:
+        super().open()
+        self._permits.release()
 
 
 def recommend_behind_one(engine: Engine, requests: Sequence[RecRequest]) -> list[RecResult]:
