@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import threading
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from xgr_runtime.errors import (
     InvalidRequest,
     NotFound,
 )
-from xgr_runtime.service import catalog_admin
+from xgr_runtime.service import catalog_admin, catalog_admin_cli
 from xgr_runtime.service._pb.xgr.v1 import catalog_pb2, catalog_pb2_grpc
 from xgr_runtime.service.catalog_admin_client import CatalogAdminClient, LoadedVersion
 from xgr_runtime.service.rpc_errors import ServiceError
@@ -288,6 +289,13 @@ def test_a_caller_that_is_out_of_patience(target: str, engine: Catalogs) -> None
             impatient.load("items", "v2.xgrc", activate=True)
     finally:
         engine.may_load.set()
+
+
+@pytest.fixture(autouse=True)
+def the_command_is_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no option for that, and gives up after ten seconds."""
+    patient = partial(CatalogAdminClient, timeout_s=PATIENCE_S)
+    monkeypatch.setattr(catalog_admin_cli, "CatalogAdminClient", patient)
 
 
 @pytest.fixture
