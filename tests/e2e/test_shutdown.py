@@ -261,45 +261,51 @@ def test_a_second_signal_stops_at_once(world: World, contents: list[Content]) ->
     assert seconds < PATIENCE_S, f"the process ended {seconds:.1f} s after the second signal"
 
 
+def stream_lines(
+    target: str, lines: Sequence[str], late: Sequence[str], stop: Callable[[], None]
+) -> tuple[int, list[str], str]:
+    """`xgr client --input -`, stopped in the midst of its lines and fed the late ones then; exit code, output and errors."""
+    options = ["--target", target, "--input", "-", "--json", "--concurrency", "8"]
+    options += ["--beam-width", "8", "--timeout-s", str(PATIENCE_S)]
+    client = subprocess.Popen(
+        [sys.executable, "-m", "xgr_runtime.cli", "client", *options],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert client.stdin is not None
+    assert client.stdout is not None
+    assert client.stderr is not None
+    with client:
+        client.stdin.write("\n".join(lines) + "\n")
+        client.stdin.flush()
+        first = client.stdout.readline()
+        stop()
+        client.stdin.write("\n".join(late) + "\n")
+        client.stdin.close()
+        # Not `communicate`: it would miss what came in one piece with the first line.
+        rest, errors = client.stdout.read(), client.stderr.read()
+        return client.wait(PATIENCE_S), [first, *rest.splitlines()], errors
+
+
 def test_clients_that_stream_lines_hear_of_the_stop(
     world: World, alone: Alone, contents: list[Content]
 ) -> None:
-    """`xgr client --input -`, fed for ever: answers, then refusals, each line once and in order, and exit code 3."""
-    histories = [c.history for c in contents]
+    """Answers, then refusals, each line once and in order, and exit code 3."""
+    histories = [c.history for c in contents] * 60
     lines = [
         json.dumps({"request_id": f"l{i}", "history_item_ids": [h.item_id for h in history]})
-        for i, history in enumerate(histories * 60)
+        for i, history in enumerate(histories[:450])
     ]
     patient = [*PATIENT, "xgr_runtime.cli", "serve", *options_of(world)]
     with serving(patient) as (process, target):
-        options = ["--target", target, "--input", "-", "--json", "--concurrency", "8"]
-        options += ["--beam-width", "8", "--timeout-s", str(PATIENCE_S)]
-        client = subprocess.Popen(
-            [sys.executable, "-m", "xgr_runtime.cli", "client", *options],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert client.stdin is not None
-        assert client.stdout is not None
-        client.stdin.write("\n".join(lines[:400]) + "\n")
-        client.stdin.flush()
-        first = client.stdout.readline()
-        process.send_signal(signal.SIGTERM)
-        client.stdin.write("\n".join(lines[400:450]) + "\n")
-        client.stdin.close()
-        # Not `communicate`: it would miss what came in one piece with the first line.
-        rest = client.stdout.read()
-        assert client.stderr is not None
-        errors = client.stderr.read()
-        client.wait(PATIENCE_S)
-        client.stdout.close()
-        client.stderr.close()
+        stop = partial(process.send_signal, signal.SIGTERM)
+        code, replies, errors = stream_lines(target, lines[:400], lines[400:], stop)
         _, server_errors = process.communicate(timeout=PATIENCE_S)
-    assert (process.returncode, server_errors, errors, client.returncode) == (0, "", "", 3)
-    answers = [json.loads(line) for line in (first, *rest.splitlines())]
+    assert (process.returncode, server_errors, errors, code) == (0, "", "", 3)
+    answers = [json.loads(line) for line in replies]
     assert [a["request_id"] for a in answers] == [f"l{i}" for i in range(450)]
     told = [a["error"]["message"] for a in answers if "error" in a]
     assert not [text for text in told if DROPPED in text]
