@@ -1,7 +1,8 @@
 """Clients of the service, sync and async, that speak the runtime's own types.
 
 Both raise what the engine would have raised in process (InvalidRequest with every violation, Overloaded, DeadlineExceeded,
-NotFound, EngineClosed); anything that is not the service's own answer is a ServiceError with the gRPC status.
+NotFound, EngineClosed); anything that is not the service's own answer is a ServiceError with the gRPC status, or with UNAVAILABLE
+for a call that the server dropped.
 """
 
 import math
