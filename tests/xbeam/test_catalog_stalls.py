@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tests.helpers.waiting import PATIENCE_S
 from xgr_runtime.xbeam.catalog import Catalog
 from xgr_runtime.xbeam.catalog_build import build_catalog
 
@@ -15,24 +16,28 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NUM_ITEMS = 300_000
-TRIES = 25
-MOST_MS = 8.0
+SLEEP_S = 2e-4
+MOST_AT_WORK_MS = 8.0
+MOST_MS = 20.0
 
 
-def worst_lateness_ms(path: Path) -> float:
+def worst_lateness_ms(path: Path) -> tuple[float, float]:
     """How late a thread that sleeps shortly woke at the worst while a file was opened, verified and prepared.
 
-    In time that the loading thread was at work: while the machine gives it none, it keeps no lock from anybody.
+    In time that the loading thread was at work, which leaves out what the machine gave to others; and in all, which alone sees a
+    lock that is kept by a thread that sleeps or waits for the disk. Each wake is measured from the one before: nothing is missed.
     """
-    stop, late = threading.Event(), [0.0]
+    stop, late = threading.Event(), [(0.0, 0.0)]
     clock = time.pthread_getcpuclockid(threading.get_ident())
 
     def sleep() -> None:
+        before = np.array([time.clock_gettime(clock), time.perf_counter()])
         while not stop.is_set():
-            start, worked = time.perf_counter(), time.clock_gettime(clock)
-            time.sleep(2e-4)
-            worked = time.clock_gettime(clock) - worked
-            late.append(min(time.perf_counter() - start, worked) - 2e-4)
+            time.sleep(SLEEP_S)
+            now = np.array([time.clock_gettime(clock), time.perf_counter()])
+            worked_s, passed_s = (now - before).tolist()
+            late.append((min(worked_s, passed_s) - SLEEP_S, passed_s - SLEEP_S))
+            before = now
 
     thread = threading.Thread(target=sleep)
     thread.start()
@@ -41,11 +46,12 @@ def worst_lateness_ms(path: Path) -> float:
         catalog.prepare()
     stop.set()
     thread.join()
-    return 1e3 * max(late)
+    at_work_s, in_all_s = map(max, zip(*late, strict=True))
+    return 1e3 * at_work_s, 1e3 * in_all_s
 
 
 def test_a_load_does_not_keep_the_interpreters_lock(tmp_path: Path) -> None:
-    """The best of many tries: other processes delay any of them, the lock would delay all."""
+    """The best of a minute's tries: other processes delay any of them, the lock would delay all."""
     rng = np.random.default_rng(0)
     build_catalog(
         tmp_path / "c",
@@ -56,9 +62,10 @@ def test_a_load_does_not_keep_the_interpreters_lock(tmp_path: Path) -> None:
         num_codes=[512] * 3,
         token_offsets=[0, 512, 1024],
     )
-    best = MOST_MS
-    for _ in range(TRIES):
-        best = min(best, worst_lateness_ms(tmp_path / "c"))
-        if best < MOST_MS:
-            break
-    assert best < MOST_MS
+    at_work_ms, in_all_ms = worst_lateness_ms(tmp_path / "c")
+    end_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end_s and (at_work_ms >= MOST_AT_WORK_MS or in_all_ms >= MOST_MS):
+        again = worst_lateness_ms(tmp_path / "c")
+        at_work_ms, in_all_ms = min(at_work_ms, again[0]), min(in_all_ms, again[1])
+    assert at_work_ms < MOST_AT_WORK_MS
+    assert in_all_ms < MOST_MS
