@@ -225,9 +225,11 @@ def test_callers_that_give_up_and_contradictions_are_counted() -> None:
 
     async def main(options: TrafficOptions) -> Tally:
         tally = Tally()
-        async with running(StandInEngine()) as (_, target), AsyncRecommendClient(target) as client:
-            now = asyncio.get_running_loop().time()
-            await run_closed(client, Traffic(options, 0), tally, 4, now + 60, max_requests=20)
+        async with (
+            running(StandInEngine()) as (_, target),
+            AsyncRecommendClient(target, timeout_s=60) as client,
+        ):
+            await run_closed(client, Traffic(options, 0), tally, 4, time.monotonic() + 600, 20)
         return tally
 
     assert asyncio.run(main(options)).statuses == {"CANCELLED": 20}
