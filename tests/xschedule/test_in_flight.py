@@ -105,6 +105,11 @@ def fill(engine: Engine, oracle: Oracle, held: Held) -> list[list[Future[RecResu
     return [[by_id[name] for name in batch.request_ids] for batch in held.batches[:2]]
 
 
+def wait_until_queued(engine: Engine) -> None:
+    """Until something is in the queue and nothing on its way there: of a pair, the second may be there alone."""
+    wait_until(lambda: engine._scheduler.num_queued >= 1 and not engine._num_coming)
+
+
 def test_a_batch_is_issued_while_the_one_before_runs_and_no_third_one(
     engine: Engine, held: Held, oracle: Oracle
 ) -> None:
@@ -112,7 +117,7 @@ def test_a_batch_is_issued_while_the_one_before_runs_and_no_third_one(
     later = engine.submit_future(request_of("later", [oracle.catalog.items[0].item_id]))
     in_flight = sum(map(len, batches))
     wait_until(lambda: engine.stats().num_running == in_flight)
-    wait_until(lambda: engine._scheduler.num_queued >= 1)
+    wait_until_queued(engine)
     stats = engine.stats()
     largest = max(len(futures) for futures in batches)
     assert stats.num_rows_in_use == largest * engine.config.search.beam_width
@@ -232,7 +237,7 @@ def test_a_lost_device_fails_both_and_holds_nothing(config: RuntimeConfig, oracl
         held = Held(engine)
         batches = fill(engine, oracle, held)
         queued = engine.submit_future(request_of("queued", [oracle.catalog.items[0].item_id]))
-        wait_until(lambda: engine._scheduler.num_queued >= 1)
+        wait_until_queued(engine)
         held.pending[0].release(DeviceLost("gone for good"))
         for future in [*batches[0], *batches[1], queued]:
             with pytest.raises(EngineClosed, match="gone for good"):
@@ -246,7 +251,7 @@ def test_closing_answers_both_and_refuses_the_queue(
 ) -> None:
     batches = fill(engine, oracle, held)
     queued = engine.submit_future(request_of("queued", [oracle.catalog.items[0].item_id]))
-    wait_until(lambda: engine._scheduler.num_queued >= 1)
+    wait_until_queued(engine)
     closer = threading.Thread(target=engine.close)
     closer.start()
     wait_until(lambda: engine._is_closed)
