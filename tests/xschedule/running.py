@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 VOCAB = 48
 TIMEOUT_S = 60.0
+# Longer than any wait of a test for something behind the gate: the test's own wait says what was missing.
+HELD_S = 2 * TIMEOUT_S
+NEVER_OPENED = "the test did not let go of what it holds"
 QUEUE = 6
 
 
@@ -35,12 +38,12 @@ class Gate:
         def hold(batch: Batch) -> None:
             self.batches.append(batch)
             self.entered.release()
-            assert self._hold()
+            assert self._hold(), NEVER_OPENED
 
         watch_batches(engine, before=hold)
 
     def _hold(self) -> bool:
-        return self._is_open.wait(TIMEOUT_S)
+        return self._is_open.wait(HELD_S)
 
     def wait_for_batch(self) -> None:
         assert self.entered.acquire(timeout=TIMEOUT_S)
@@ -57,7 +60,7 @@ class Turnstile(Gate):
         super().__init__(engine)
 
     def _hold(self) -> bool:
-        return self._is_open.is_set() or self._permits.acquire(timeout=TIMEOUT_S)
+        return self._is_open.is_set() or self._permits.acquire(timeout=HELD_S)
 
     def next_batch(self) -> Batch:
         """Lets the one that is held pass; the next one, which is held now."""
@@ -106,7 +109,7 @@ class HeldBatch:
         return self._is_released.is_set()
 
     def wait(self) -> BatchOutput:
-        assert self._is_released.wait(TIMEOUT_S)
+        assert self._is_released.wait(HELD_S), NEVER_OPENED
         output = self._pending.wait()
         if self._error is not None:
             raise self._error
