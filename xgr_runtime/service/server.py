@@ -188,8 +188,8 @@ async def serve(
     """Serve until a stop signal; `on_listening` gets the address with the real port, in a thread of its own.
 
     Must run in the main thread (it installs signal handlers). Afterwards stop signals are ignored when everything was answered,
-    else the next one ends the process with exit code 1 (one that comes while Python itself ends: by the signal). Raises ConfigError when the address cannot be bound, and the OSError of
-    `on_listening` when it cannot be told.
+    else the next one ends the process with exit code 1 (one that comes while Python itself ends: by the signal). Raises
+    ConfigError when the address cannot be bound, and the OSError of `on_listening` when it cannot be told.
     """
     server = RecommendServer(engine, config)
     stop, stop_now = asyncio.Event(), asyncio.Event()
